@@ -1,0 +1,1 @@
+"""Bridges from training frameworks to the core, one package a framework."""

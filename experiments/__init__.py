@@ -1,0 +1,1 @@
+"""Benchmarks, baselines, runs and reports."""

@@ -1,0 +1,1 @@
+"""Gradient projection for continual learning."""
