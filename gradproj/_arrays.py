@@ -1,0 +1,119 @@
+"""What the core needs to know of the caller's arrays: library, dtype, device, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import array_api_compat as compat
+import numpy as np
+import numpy.typing as npt
+
+# Any array of an array-API library. The standard has no static type for it, hence `Any`.
+Array: TypeAlias = Any
+HostArray: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Entered:
+    """One (g, G) pair, checked and in the form it is computed in."""
+
+    xp: Any
+    g: Array
+    G: Array
+    leave: Callable[[Array], Array]
+
+
+def enter(g: Array, G: Array, label: str = "") -> Entered:
+    """Check one pair of gradients and bring it into the form it is computed in.
+
+    torch tensors on the CPU are computed through NumPy views of the same memory: OpenBLAS takes the
+    T×N products at least as fast, and the two libraries share one code path. Half precision is
+    converted to float32 here, once. Everything else is computed where and as it is.
+    """
+    names = f"g{label}", f"G{label}"
+    for name, x, dimensions in zip(names, (g, G), (1, 2), strict=True):
+        check_array(name, x, dimensions)
+    xp = common_namespace(names, (g, G))
+    if G.shape[1] != g.shape[0]:
+        raise ValueError(
+            f"{names[1]} has {G.shape[1]} columns and {names[0]} has {g.shape[0]} entries: "
+            "the rows of G are the old tasks' gradients, each as long as g"
+        )
+    dtype = g.dtype
+    if is_half(xp, dtype):
+        g, G = xp.astype(g, xp.float32), xp.astype(G, xp.float32)
+        inner = enter(g, G, label)
+        return Entered(inner.xp, inner.g, inner.G, lambda w: xp.astype(inner.leave(w), dtype))
+    if compat.is_torch_array(g) and g.device.type == "cpu":
+        return Entered(np, np.from_dlpack(g), np.from_dlpack(G), xp.asarray)
+    return Entered(xp, g, G, lambda w: w)
+
+
+def check_array(name: str, x: Array, dimensions: int) -> None:
+    """Raise unless `x` is a real floating-point array of that many dimensions."""
+    if not compat.is_array_api_obj(x):
+        raise TypeError(
+            f"{name} is a {type(x).__name__}: pass an array of an array-API library "
+            "(NumPy, CuPy, torch, …), for example numpy.asarray(…)"
+        )
+    xp = compat.array_namespace(x)
+    if not xp.isdtype(x.dtype, "real floating") or xp.finfo(x.dtype).bits not in (16, 32, 64):
+        raise TypeError(
+            f"{name} has dtype {x.dtype}: gradients are real floating-point numbers of 16, 32 or "
+            "64 bits; convert it first"
+        )
+    if x.ndim != dimensions:
+        wanted = "one vector (N,)" if dimensions == 1 else "a matrix with one gradient a row (T, N)"
+        raise ValueError(f"{name} has shape {tuple(x.shape)}: it should be {wanted}")
+    if getattr(x, "requires_grad", False):
+        raise ValueError(f"{name} requires grad: pass {name}.detach(), nothing here is recorded")
+
+
+def common_namespace(names: tuple[str, ...], arrays: tuple[Array, ...]) -> Any:
+    """Return the arrays' one namespace; raise if library, device or dtype differ."""
+    first = arrays[0]
+    for name, x in zip(names[1:], arrays[1:], strict=True):
+        libraries = [compat.array_namespace(a).__name__.rsplit(".", 1)[-1] for a in (first, x)]
+        if libraries[0] != libraries[1]:
+            raise TypeError(
+                f"{names[0]} is a {libraries[0]} array and {name} a {libraries[1]} array: "
+                "pass both from one library"
+            )
+        if compat.device(first) != compat.device(x):
+            raise ValueError(
+                f"{names[0]} is on device {compat.device(first)} and {name} on {compat.device(x)}: "
+                "move both to one device"
+            )
+        if first.dtype != x.dtype:
+            raise TypeError(
+                f"{names[0]} has dtype {first.dtype} and {name} {x.dtype}: cast both to one dtype"
+            )
+    return compat.array_namespace(first)
+
+
+def is_half(xp: Any, dtype: Any) -> bool:
+    """Whether the dtype has 16 bits (float16, bfloat16)."""
+    return int(xp.finfo(dtype).bits) == 16
+
+
+def to_host(x: Array) -> HostArray:
+    """Copy a T-sized array to the host as float64.
+
+    This is the one transfer that the core makes: the small solve is branchy, the standard has
+    neither NNLS nor batched masks for it, and on a GPU it would be bound by kernel launches.
+    """
+    if compat.is_numpy_array(x):
+        return np.asarray(x, dtype=np.float64)
+    xp = compat.array_namespace(x)
+    known = compat.is_torch_array(x) or compat.is_cupy_array(x) or compat.is_jax_array(x)
+    cpu = "cpu" if known else xp.__array_namespace_info__().default_device()
+    return np.asarray(compat.to_device(x, cpu), dtype=np.float64)
+
+
+def from_host(x: HostArray, like: Array) -> Array:
+    """Copy a T-sized host array to the library, device and dtype of `like`."""
+    xp = compat.array_namespace(like)
+    narrow = x.astype(np.float64 if like.dtype == xp.float64 else np.float32)
+    return xp.asarray(narrow, device=compat.device(like))

@@ -1,0 +1,67 @@
+"""GEM: one constraint an old task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradproj._arrays import HostArray
+from gradproj._method import Method, Solution, check_strength
+from gradproj._nonnegative import nonnegative_quadratic
+
+
+@dataclass(frozen=True)
+class GEM(Method):
+    r"""GEM: do not increase the loss of any old task.
+
+    .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t.} \quad g_i^\top w \ge 0
+       \quad \text{for every old task } i
+
+    It is solved through its dual, which has T unknowns,
+
+    .. math:: \min_v \tfrac12 v^\top G G^\top v + (G g)^\top v \quad \text{s.t.} \quad v \ge \gamma,
+       \qquad w = g + G^\top v
+
+    and only if :math:`g` violates a constraint; else :math:`w = g`.
+
+    Parameters
+    ----------
+    strength : float
+        The memory strength :math:`\gamma`. 0 is the problem as written. GEM's published runs use
+        0.5: once a constraint is violated, at least half of every old task's gradient is added.
+
+    References
+    ----------
+    Lopez-Paz and Ranzato, Gradient episodic memory for continual learning, NeurIPS 2017.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> g, G = np.asarray([1.0, 1.0]), np.asarray([[-1.0, 0.0], [0.0, 1.0]])
+    >>> gp.project(g, G, gp.GEM())
+    array([0., 1.])
+    """
+
+    strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+
+    def _solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
+        layers, T = h.shape
+        length = np.sqrt(np.diagonal(C, axis1=1, axis2=2))
+        corrected = (h < 0).any(1)
+        v = np.zeros((layers, T))
+        for layer in np.flatnonzero(corrected):
+            # Unit rows make the problem independent of the tasks' scales; a task whose gradient is
+            # zero constrains nothing.
+            some = length[layer] > 0
+            unit = length[layer, some]
+            A = C[layer][np.ix_(some, some)] / unit / unit[:, None]
+            q = h[layer, some] / unit + self.strength * (A @ unit)
+            v[layer, some] = nonnegative_quadratic(A, q, tolerance) / unit
+        active = (v > 0).sum(1)
+        v[corrected] += self.strength
+        return Solution(v, active, v.max(1, initial=0.0), corrected)

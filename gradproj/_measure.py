@@ -1,0 +1,175 @@
+"""The two steps that touch N numbers: measure the inner products, combine the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gradproj._arrays import Array, HostArray, enter, from_host, to_host
+
+# Columns a block. One block of 20 float32 rows stays in the second-level cache, and a float32 sum
+# over so few columns is good to about 5e-8; the blocks are added up in float64.
+_BLOCK = 1 << 14
+# A GPU pays for each block with kernel launches: very long gradients get longer blocks.
+_MOST_BLOCKS = 256
+
+# Squared norms outside this range come too close to where float32 overflows or goes subnormal;
+# the layer is then measured again in float64.
+_SAFE_SQUARE = (1e-24, 1e36)
+
+
+def measure(g: Array, G: Array, *, precise: bool = False) -> tuple[HostArray, HostArray]:
+    r"""Measure the inner products that every method works from.
+
+    .. math:: C = G G^\top \in \mathbb{R}^{T \times T}, \qquad h = G g \in \mathbb{R}^T
+
+    with the old tasks' gradients as the rows of `G`. It is the first of three steps (measure,
+    :meth:`Method.solve`, :func:`combine`) for people whose gradients do not lie in one place: inner
+    products add up, so gradients that are sharded over machines or streamed layer by layer are
+    measured piece by piece and only these T·(T+1) numbers are summed.
+
+    Parameters
+    ----------
+    g : array (N,)
+        Gradient of the new task.
+    G : array (T, N)
+        Gradients of the old tasks, one a row.
+    precise : bool
+        Form the products of float32 gradients in float64: about twice the time.
+
+    Returns
+    -------
+    C, h : numpy.ndarray of float64
+        On the host, whatever the library and device of the gradients.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> C, h = gp.measure(np.asarray([1.0, 0.0]), np.asarray([[0.0, 2.0], [-1.0, 1.0]]))
+    >>> C
+    array([[4., 2.],
+           [2., 2.]])
+    >>> h
+    array([ 0., -1.])
+    """
+    pair = enter(g, G)
+    C, h, _ = measure_layers(pair.xp, [pair.g], [pair.G], precise, [""])
+    return C[0], h[0]
+
+
+def combine(g: Array, G: Array, c: HostArray, *, precise: bool = False) -> Array:
+    r"""Combine the gradients into the update.
+
+    .. math:: w = g + G^\top c
+
+    It is the last of the three steps (:func:`measure`, :meth:`Method.solve`, combine).
+
+    Parameters
+    ----------
+    g : array (N,)
+        Gradient of the new task.
+    G : array (T, N)
+        Gradients of the old tasks, one a row.
+    c : numpy.ndarray (T,)
+        The coefficients that a method found.
+    precise : bool
+        Add up float32 gradients in float64 and round once.
+
+    Returns
+    -------
+    w : array (N,)
+        A new array, in the library, dtype and device of `g`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> gp.combine(np.asarray([1.0, 0.0]), np.asarray([[0.0, 2.0], [-1.0, 1.0]]), [0.0, 0.5])
+    array([0.5, 0.5])
+    """
+    pair = enter(g, G)
+    coefficients = np.asarray(c, dtype=np.float64)
+    if coefficients.shape != (pair.G.shape[0],):
+        raise ValueError(
+            f"c has shape {coefficients.shape}: it needs one coefficient a row of G, "
+            f"({pair.G.shape[0]},)"
+        )
+    return pair.leave(combine_layer(pair.xp, pair.g, pair.G, coefficients, precise))
+
+
+def measure_layers(
+    xp: Any, g: list[Array], G: list[Array], precise: bool, labels: list[str]
+) -> tuple[HostArray, HostArray, list[bool]]:
+    """Measure layers of one T: C (L, T, T), h (L, T), and which layers needed float64."""
+    blocks = [_products(xp, g_l, G_l, precise) for g_l, G_l in zip(g, G, strict=True)]
+    # Stacked first, so that a GPU is waited for once and not once a layer.
+    C = to_host(xp.stack([C_l for C_l, _ in blocks]))
+    h = to_host(xp.stack([h_l for _, h_l in blocks]))
+    widened = [precise] * len(g)
+    if g[0].dtype != xp.float64 and not precise:
+        squares = np.diagonal(C, axis1=1, axis2=2)
+        low, high = _SAFE_SQUARE
+        safe = ((squares > low) & (squares < high)).all(1)
+        safe &= (np.abs(h).max(1, initial=high) > low) & np.isfinite(h).all(1)
+        for layer in np.flatnonzero(~safe):
+            C[layer], h[layer] = map(to_host, _products(xp, g[layer], G[layer], True))
+            widened[layer] = True
+    _check_finite(C, h, labels)
+    return C, h, widened
+
+
+def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> Array:
+    """Return g + cᵀG as a new array."""
+    if not np.any(c):
+        return xp.asarray(g, copy=True)
+    if precise and g.dtype != xp.float64:
+        wide = xp.asarray(c, device=None if xp is np else g.device)
+        parts = [
+            wide @ xp.astype(G[:, cut], xp.float64) + xp.astype(g[cut], xp.float64)
+            for cut in _cuts(g.shape[0])
+        ]
+        return xp.astype(xp.concat(parts), g.dtype)
+    w = from_host(c, g) @ G
+    w += g
+    return w
+
+
+def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]:
+    """Return G Gᵀ and G g, float64, on the device of the gradients."""
+    if g.dtype == xp.float64:
+        return G @ G.T, G @ g
+    T = G.shape[0]
+    device = None if xp is np else g.device
+    C = xp.zeros((T, T), dtype=xp.float64, device=device)
+    h = xp.zeros(T, dtype=xp.float64, device=device)
+    for cut in _cuts(g.shape[0]):
+        rows, new = G[:, cut], g[cut]
+        if precise:
+            rows, new = xp.astype(rows, xp.float64), xp.astype(new, xp.float64)
+        C += rows @ rows.T
+        h += rows @ new
+    return C, h
+
+
+def _cuts(N: int) -> Iterator[slice]:
+    """Cut N columns into blocks; one empty block if there are none."""
+    block = max(_BLOCK, -(-N // _MOST_BLOCKS))
+    return (slice(start, min(start + block, N)) for start in range(0, max(N, 1), block))
+
+
+def _check_finite(C: HostArray, h: HostArray, labels: list[str]) -> None:
+    """Raise for the first layer whose products are not finite: no extra pass over the gradients.
+
+    A NaN or an infinity in row i of G shows in C[i, i]; one in g shows in every entry of h.
+    """
+    for layer in np.flatnonzero(~(np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1))):
+        squares = np.diagonal(C[layer])
+        rows = np.flatnonzero(~np.isfinite(squares))
+        name = f"G{labels[layer]} (row {rows[0]})" if len(rows) else f"g{labels[layer]}"
+        raise ValueError(
+            f"{name} holds NaN, infinity or numbers too large to square: skip this step, "
+            "or lower the learning rate or the loss scale"
+        )

@@ -1,0 +1,133 @@
+"""What a method is: one function from inner products to coefficients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gradproj._arrays import HostArray
+
+# Relative accuracy below which a squared length counts as zero. Inner products of float64 gradients
+# are good to about 1e-16 of the squared norms, blocked float32 ones to about 5e-8.
+TOLERANCE_64 = 1e-12
+TOLERANCE_32 = 1e-6
+
+
+@dataclass(frozen=True)
+class Solution:
+    r"""What a method found, for one problem or for a batch of L layers.
+
+    Attributes
+    ----------
+    coefficients : numpy.ndarray (T,) or (L, T)
+        The :math:`c` of :math:`w = g + G^\top c`.
+    rank : numpy.ndarray of int, () or (L,)
+        Decomposed: directions of the task-specific part that were projected out. GEM: constraints
+        that are active.
+    multiplier : numpy.ndarray () or (L,)
+        The dual variable of the inequality constraint; the largest one where there are several.
+    corrected : numpy.ndarray of bool, () or (L,)
+        Whether an inequality constraint was violated by what came in, and mended.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> gp.AGEM().solve(np.asarray([[4.0]]), np.asarray([-2.0]))
+    Solution(coefficients=array([0.5]), rank=array(0), multiplier=array(0.5), corrected=array(True))
+    """
+
+    coefficients: HostArray
+    rank: npt.NDArray[np.int64]
+    multiplier: HostArray
+    corrected: npt.NDArray[np.bool_]
+
+    def __getitem__(self, layer: int) -> Solution:
+        """Return one layer's part of a batch."""
+        return Solution(
+            self.coefficients[layer],
+            np.asarray(self.rank[layer]),
+            np.asarray(self.multiplier[layer]),
+            np.asarray(self.corrected[layer]),
+        )
+
+
+class Method(ABC):
+    r"""A way to change the new gradient, seen through inner products only.
+
+    .. math:: w = g + G^\top c, \qquad c = \mathrm{solve}(G G^\top, G g)
+
+    Subclass it and write `_solve_layers` to have a method of your own work in :func:`project`,
+    :func:`project_layers` and the adapters.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> class Replay(gp.Method):
+    ...     def _solve_layers(self, C, h, tolerance):
+    ...         layers = len(h)
+    ...         return gp.Solution(
+    ...             np.ones_like(h), np.zeros(layers, int), np.zeros(layers), np.zeros(layers, bool)
+    ...         )
+    >>> gp.project(np.asarray([1.0, 0.0]), np.asarray([[0.0, 3.0]]), Replay())
+    array([1., 3.])
+    """
+
+    def solve(self, C: HostArray, h: HostArray, *, tolerance: float = TOLERANCE_64) -> Solution:
+        """Solve one T-sized problem, or a batch of them with a leading layer axis.
+
+        Parameters
+        ----------
+        C : numpy.ndarray (T, T) or (L, T, T)
+            Inner products of the old gradients.
+        h : numpy.ndarray (T,) or (L, T)
+            Inner products of the old gradients with the new one.
+        tolerance : float
+            Relative accuracy of `C`: squared lengths below it, relative to the longest old
+            gradient's, count as zero.
+
+        Returns
+        -------
+        Solution
+            With a leading layer axis if `C` has one.
+        """
+        C, h = np.asarray(C, dtype=np.float64), np.asarray(h, dtype=np.float64)
+        if h.ndim not in (1, 2) or C.shape != (*h.shape, h.shape[-1]):
+            raise ValueError(
+                f"C has shape {C.shape} and h {h.shape}: they should be (T, T) and (T,), or "
+                "(L, T, T) and (L, T)"
+            )
+        if not (np.isfinite(C).all() and np.isfinite(h).all()):
+            raise ValueError("C or h holds NaN or infinity: check the gradients they come from")
+        if h.ndim == 1:
+            return self._solve_layers(C[None], h[None], tolerance)[0]
+        return self._solve_layers(C, h, tolerance)
+
+    def coefficients(
+        self, C: HostArray, h: HostArray, *, tolerance: float = TOLERANCE_64
+    ) -> HostArray:
+        """Return the coefficients of :meth:`solve` alone."""
+        return self.solve(C, h, tolerance=tolerance).coefficients
+
+    @abstractmethod
+    def _solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
+        """Solve a batch: C (L, T, T), h (L, T)."""
+
+    def _reduce(self, T: int) -> tuple[HostArray, Method] | None:
+        """Return weights (1, T) and the method for the one gradient `weights @ G`, if that will do.
+
+        A method that looks at the old gradients only through one combination of them is spared the
+        T×T products this way.
+        """
+        del T
+        return None
+
+
+def check_strength(strength: float) -> None:
+    """Raise unless `strength` is a finite number from 0 on."""
+    if not (np.isfinite(strength) and strength >= 0):
+        raise ValueError(f"strength={strength!r}: it should be a finite number from 0 on")

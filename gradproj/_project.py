@@ -1,0 +1,230 @@
+"""The fast road: measure the inner products, solve T-sized problems, combine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from gradproj._arrays import Array, Entered, HostArray, common_namespace, enter, from_host
+from gradproj._decomposed import Decomposed
+from gradproj._measure import combine_layer, measure_layers
+from gradproj._method import TOLERANCE_32, TOLERANCE_64, Method, Solution
+
+
+@dataclass(frozen=True)
+class Projection:
+    r"""The update with what led to it: what ``full_output=True`` returns.
+
+    Attributes
+    ----------
+    update : array (N,), or list of arrays
+        The solution :math:`w = g + G^\top c`.
+    coefficients, rank, multiplier, corrected
+        As in :class:`Solution`, on the host; with a leading layer axis from :func:`project_layers`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> g, G = np.asarray([1.0, 0.0]), np.asarray([[-2.0, 2.0]])
+    >>> result = gp.project(g, G, full_output=True)
+    >>> result.update, result.multiplier, result.corrected
+    (array([0.5, 0.5]), 0.25, True)
+    """
+
+    update: Any
+    coefficients: HostArray
+    rank: Any
+    multiplier: Any
+    corrected: Any
+
+
+@overload
+def project(
+    g: Array, G: Array, method: Method = ..., *, full_output: Literal[False] = ..., precise: bool = ...
+) -> Array: ...
+@overload
+def project(
+    g: Array, G: Array, method: Method = ..., *, full_output: Literal[True], precise: bool = ...
+) -> Projection: ...
+def project(
+    g: Array,
+    G: Array,
+    method: Method = Decomposed(),  # noqa: B008 (frozen)
+    *,
+    full_output: bool = False,
+    precise: bool = False,
+) -> Array | Projection:
+    r"""Change the new gradient as little as the method's constraints allow.
+
+    .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t. the constraints of the method on } G
+
+    The solution is :math:`w = g + G^\top c`. The gradients are read through
+    :math:`C = G G^\top` and :math:`h = G g` alone; c comes from a T-sized problem on the host.
+
+    Parameters
+    ----------
+    g : array (N,)
+        Gradient of the new task.
+    G : array (T, N)
+        Gradients of the old tasks, one a row. Not copied, not changed.
+    method : Method
+        :class:`Decomposed`, :class:`GEM`, :class:`AGEM`, :class:`SGEM` or one of your own.
+    full_output : bool
+        Return a :class:`Projection` with the diagnostics instead of the update alone.
+    precise : bool
+        Compute float32 gradients in float64 and round once, at about twice the time. It pays where
+        the old gradients are nearly dependent: see "How precise" in the README.
+
+    Returns
+    -------
+    w : array (N,)
+        A new array in the library, dtype and device of `g`; or a :class:`Projection`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> g = np.asarray([1.0, 2.0, 1.0])
+    >>> G = np.asarray([[-1.0, 1.0, 0.0], [-1.0, -1.0, 0.0]])
+    >>> w = gp.project(g, G)
+    >>> w, G @ w
+    (array([0., 0., 1.]), array([0., 0.]))
+    """
+    updates, solution = _project([g], [G], method, precise, [""])
+    if not full_output:
+        return updates[0]
+    one = solution[0]
+    return Projection(
+        updates[0], one.coefficients, int(one.rank), float(one.multiplier), bool(one.corrected)
+    )
+
+
+@overload
+def project_layers(
+    g: Sequence[Array],
+    G: Sequence[Array],
+    method: Method = ...,
+    *,
+    full_output: Literal[False] = ...,
+    precise: bool = ...,
+) -> list[Array]: ...
+@overload
+def project_layers(
+    g: Sequence[Array],
+    G: Sequence[Array],
+    method: Method = ...,
+    *,
+    full_output: Literal[True],
+    precise: bool = ...,
+) -> Projection: ...
+def project_layers(
+    g: Sequence[Array],
+    G: Sequence[Array],
+    method: Method = Decomposed(),  # noqa: B008 (frozen)
+    *,
+    full_output: bool = False,
+    precise: bool = False,
+) -> list[Array] | Projection:
+    r"""Solve the problem of :func:`project` for each layer on its own.
+
+    .. math:: \min_{w^{(l)}} \tfrac12 \|w^{(l)} - g^{(l)}\|^2
+       \quad \text{s.t. the constraints of the method on } G^{(l)}, \qquad l = 1, \dots, L
+
+    Each layer takes its own decision, so layers with large gradients do not decide for the rest.
+    The layers may differ in size; their T-sized problems are solved as one batch.
+
+    Parameters
+    ----------
+    g : sequence of arrays (N_l,)
+        Gradient of the new task, layer by layer.
+    G : sequence of arrays (T, N_l)
+        Gradients of the old tasks, layer by layer; views of one large buffer are fine.
+    method, full_output, precise
+        As in :func:`project`.
+
+    Returns
+    -------
+    w : list of arrays (N_l,)
+        Or a :class:`Projection` whose diagnostics have a leading layer axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> g = [np.asarray([1.0, 0.0]), np.asarray([3.0])]
+    >>> G = [np.asarray([[-1.0, 1.0]]), np.asarray([[2.0]])]
+    >>> gp.project_layers(g, G)
+    [array([0.5, 0.5]), array([3.])]
+    """
+    if len(g) != len(G):
+        raise ValueError(f"g has {len(g)} layers and G has {len(G)}: they go in pairs")
+    labels = [f"[{layer}]" for layer in range(len(g))]
+    updates, solution = _project(g, G, method, precise, labels)
+    if not full_output:
+        return updates
+    return Projection(
+        updates, solution.coefficients, solution.rank, solution.multiplier, solution.corrected
+    )
+
+
+def _project(
+    g: Sequence[Array], G: Sequence[Array], method: Method, precise: bool, labels: list[str]
+) -> tuple[list[Array], Solution]:
+    """Project each layer; the updates in the caller's form, and the solution of the batch."""
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"method is a {type(method).__name__}: pass a method such as gp.Decomposed() or gp.GEM()"
+        )
+    layers = [enter(*pair, label) for *pair, label in zip(g, G, labels, strict=True)]
+    _check_alike(layers, labels)
+    T = layers[0].G.shape[0] if layers else 0
+    if T == 0:
+        for layer, label in zip(layers, labels, strict=True):
+            if not bool(layer.xp.all(layer.xp.isfinite(layer.g))):
+                raise ValueError(f"g{label} holds NaN or infinity: skip this step")
+        copies = [layer.leave(layer.xp.asarray(layer.g, copy=True)) for layer in layers]
+        return copies, method.solve(np.zeros((len(g), 0, 0)), np.zeros((len(g), 0)))
+
+    xp = layers[0].xp
+    new, old = [layer.g for layer in layers], [layer.G for layer in layers]
+    reduced = method._reduce(T) if T > 1 else None
+    weights, inner = reduced or (None, method)
+    if weights is not None:
+        old = [_weigh(rows, weights) for rows in old]
+    C, h, widened = measure_layers(xp, new, old, precise, labels)
+    exact = precise or new[0].dtype == xp.float64
+    solution = inner.solve(C, h, tolerance=TOLERANCE_64 if exact else TOLERANCE_32)
+    updates = [
+        layer.leave(combine_layer(xp, layer.g, rows, c, wide))
+        for layer, rows, c, wide in zip(layers, old, solution.coefficients, widened, strict=True)
+    ]
+    if weights is None:
+        return updates, solution
+    all_coefficients = solution.coefficients @ weights
+    return updates, Solution(
+        all_coefficients, solution.rank, solution.multiplier, solution.corrected
+    )
+
+
+def _check_alike(layers: Sequence[Entered], labels: list[str]) -> None:
+    """Raise unless all layers agree in library, dtype, device and number of old tasks."""
+    for layer, label in zip(layers[1:], labels[1:], strict=True):
+        common_namespace((f"g{labels[0]}", f"g{label}"), (layers[0].g, layer.g))
+        if layer.G.shape[0] != layers[0].G.shape[0]:
+            raise ValueError(
+                f"G{label} has {layer.G.shape[0]} rows and G{labels[0]} has "
+                f"{layers[0].G.shape[0]}: every layer has one row an old task"
+            )
+
+
+def _weigh(rows: Array, weights: npt.NDArray[np.float64]) -> Array:
+    """Return weights @ rows; a view where the weights only pick one row."""
+    picked = np.flatnonzero(weights[0])
+    if len(picked) == 1 and weights[0, picked[0]] == 1.0:
+        return rows[int(picked[0]) : int(picked[0]) + 1, :]
+    return from_host(weights, rows) @ rows
