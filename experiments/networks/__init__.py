@@ -1,0 +1,75 @@
+"""The networks of the experiments, by name, seeded without touching torch's global generator."""
+
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+import torch
+
+from gradproj.experiments.networks.imagenet import imagenet_resnet18
+from gradproj.experiments.networks.mlp import mlp
+from gradproj.experiments.networks.network import CosineHead, Network, seeded
+from gradproj.experiments.networks.resnet import resnet
+from gradproj.experiments.networks.wide_resnet import wide_resnet
+
+__all__ = ["NETWORKS", "CosineHead", "Network", "build", "seeded"]
+
+NETWORKS: dict[str, Callable[..., Network]] = {
+    "mlp": mlp,
+    "resnet18-small": partial(resnet, nf=20),
+    "resnet18": imagenet_resnet18,
+    "resnet18-cifar": resnet,
+    "resnet34-cifar": partial(resnet, blocks=(3, 4, 6, 3)),
+    "resnet32": partial(resnet, nf=16, blocks=(5, 5, 5), shortcut="pad"),
+    "wrn-16-2": wide_resnet,
+}
+
+
+def build(
+    name: str,
+    outputs: int,
+    input_shape: tuple[int, int, int],
+    seed: int | torch.Generator = 0,
+    **options: Any,
+) -> Network:
+    """Build a network by name.
+
+    Parameters
+    ----------
+    name : str
+        A key of `NETWORKS`.
+    outputs : int
+        Outputs of the head.
+    input_shape : tuple of int
+        (C, H, W) of one image.
+    seed : int or torch.Generator
+        The initial weights follow from it alone; torch's global generator is left as it was.
+    **options
+        Arguments of the network: `hidden` (mlp), `nf`, `blocks`, `shortcut`, `last_relu`
+        (residual networks), `depth`, `widen`, `dropout` (wrn-16-2), `head` (all).
+
+    Returns
+    -------
+    Network
+        With `.features(x)`, `.head` and `.grow(outputs)`.
+
+    Examples
+    --------
+    >>> net = build("resnet18-small", 10, (3, 32, 32), seed=1, nf=4)
+    >>> net.head
+    Linear(in_features=32, out_features=10, bias=True)
+    """
+    if name not in NETWORKS:
+        near = get_close_matches(name, NETWORKS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"network={name!r} is not known; {hint}use one of {', '.join(NETWORKS)}")
+    known = list(inspect.signature(NETWORKS[name]).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise TypeError(f"{option} is not an option of {name}; it takes {', '.join(known)}")
+    if outputs < 1:
+        raise ValueError(f"outputs={outputs} must be at least 1")
+    with seeded(seed):
+        return NETWORKS[name](outputs, input_shape, **options)

@@ -1,0 +1,139 @@
+"""The shape that all networks share: a trunk that makes features, and a head that scores them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+__all__ = ["CosineHead", "Network", "make_head", "seeded"]
+
+
+class Network(nn.Module):
+    """Trunk modules run one after the other, then the head.
+
+    The trunk's modules are direct children, so that a grouping of parameters by child sees the
+    stages of a residual network, not one big body.
+
+    Parameters
+    ----------
+    trunk : mapping from name to module
+        In the order in which they run; the last one's output, flattened, is the feature vector.
+    head : nn.Linear or CosineHead
+        Scores all outputs from the features.
+
+    Examples
+    --------
+    >>> net = Network({"fc1": nn.Linear(4, 3), "relu1": nn.ReLU()}, nn.Linear(3, 2))
+    >>> net.features(torch.zeros(5, 4)).shape, net(torch.zeros(5, 4)).shape
+    (torch.Size([5, 3]), torch.Size([5, 2]))
+    """
+
+    def __init__(self, trunk: Mapping[str, nn.Module], head: "nn.Linear | CosineHead") -> None:
+        super().__init__()
+        for name, module in trunk.items():
+            self.add_module(name, module)
+        self._trunk = tuple(trunk)
+        self.head = head
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Feature vectors of a batch of images, shape (n, head.in_features)."""
+        for name in self._trunk:
+            x = self.get_submodule(name)(x)
+        return x.flatten(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of all outputs, shape (n, outputs)."""
+        return cast(torch.Tensor, self.head(self.features(x)))
+
+    def grow(self, outputs: int, seed: int = 0) -> None:
+        """Widen the head to `outputs`; the outputs that are there keep their weights.
+
+        The head becomes a new module, so an optimizer must be made anew.
+
+        Examples
+        --------
+        >>> net = Network({"fc1": nn.Linear(4, 3)}, nn.Linear(3, 2))
+        >>> old = net.head.weight.detach().clone()
+        >>> net.grow(5)
+        >>> net.head.out_features, torch.equal(net.head.weight[:2], old)
+        (5, True)
+        """
+        old = self.head
+        if outputs < old.out_features:
+            raise ValueError(
+                f"outputs={outputs} is fewer than the {old.out_features} that the head has; "
+                "a head only grows"
+            )
+        with seeded(seed):
+            new: nn.Linear | CosineHead
+            if isinstance(old, CosineHead):
+                new = CosineHead(old.in_features, outputs)
+            else:
+                new = nn.Linear(old.in_features, outputs, bias=old.bias is not None)
+        new = new.to(old.weight.device, old.weight.dtype)
+        with torch.no_grad():
+            new.weight[: old.out_features] = old.weight
+            if isinstance(old, CosineHead) and isinstance(new, CosineHead):
+                new.scale.copy_(old.scale)
+            elif isinstance(old, nn.Linear) and old.bias is not None:
+                cast(nn.Linear, new).bias[: old.out_features] = old.bias
+        self.head = new
+
+
+class CosineHead(nn.Module):
+    """Scores are cosines between features and class vectors, times one learned scale (LUCIR).
+
+    Examples
+    --------
+    >>> head = CosineHead(8, 3)
+    >>> bool((head(torch.randn(4, 8)).abs() <= head.scale + 1e-6).all())
+    True
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.scale = nn.Parameter(torch.ones(()))
+        bound = in_features**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scaled cosines, shape (n, out_features)."""
+        return self.scale * functional.linear(
+            functional.normalize(x, dim=1), functional.normalize(self.weight, dim=1)
+        )
+
+
+def make_head(kind: str, in_features: int, outputs: int) -> nn.Linear | CosineHead:
+    """Make the head of a network by name: "linear" or "cosine"."""
+    if kind == "linear":
+        return nn.Linear(in_features, outputs)
+    if kind == "cosine":
+        return CosineHead(in_features, outputs)
+    raise ValueError(f"head={kind!r} is not known; use 'linear' or 'cosine'")
+
+
+@contextmanager
+def seeded(seed: int | torch.Generator) -> Iterator[None]:
+    """Draw from torch's CPU generator as if freshly seeded; outside, nothing is disturbed.
+
+    Examples
+    --------
+    >>> before = torch.get_rng_state()
+    >>> with seeded(3):
+    ...     a = torch.rand(2)
+    >>> with seeded(3):
+    ...     b = torch.rand(2)
+    >>> torch.equal(a, b), torch.equal(before, torch.get_rng_state())
+    (True, True)
+    """
+    if isinstance(seed, torch.Generator):
+        seed = int(torch.randint(2**63 - 1, (), generator=seed))
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would reseed every GPU too.
+        torch.default_generator.manual_seed(seed)
+        yield

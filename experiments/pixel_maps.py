@@ -1,0 +1,37 @@
+"""Image changes that only move pixels: one index a pixel, the same for all images of a task."""
+
+import numpy as np
+import torch
+
+__all__ = ["move_pixels", "rotation_map"]
+
+
+def rotation_map(height: int, width: int, degrees: float) -> torch.Tensor:
+    """For each pixel of the rotated image the index of its source pixel, or −1 for black.
+
+    A nearest-neighbour rotation moves pixels and nothing else, so rotating the image of pixel
+    numbers once (with Pillow) tells where every pixel of every image goes.
+
+    Examples
+    --------
+    >>> rotation_map(2, 2, 90.0).tolist()
+    [1, 3, 0, 2]
+    """
+    from PIL import Image
+
+    numbers = np.arange(1, height * width + 1, dtype=np.int32).reshape(height, width)
+    turned = np.asarray(Image.fromarray(numbers).rotate(degrees))
+    return torch.from_numpy(turned.reshape(-1).astype(np.int64) - 1)
+
+
+def move_pixels(images: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Fill pixel i of every image from its pixel source[i], or with black where that is −1.
+
+    Examples
+    --------
+    >>> move_pixels(torch.tensor([[[[5, 6], [7, 8]]]]), torch.tensor([3, -1, 1, 0])).tolist()
+    [[[[8, 0], [6, 5]]]]
+    """
+    moved = images.flatten(2)[:, :, source.clamp(min=0)]
+    moved[:, :, source < 0] = 0
+    return moved.reshape(images.shape)
