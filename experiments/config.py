@@ -1,0 +1,174 @@
+"""The resolved description of one run: what `config.json` in its folder holds."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gradproj.experiments import methods
+from gradproj.experiments.schema import ConfigError, check, ranged, to_plain
+
+__all__ = ["VERSION", "MemoryConfig", "RunConfig", "merge", "parse_overrides", "resolve"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """The episodic memory that every replay method of a run is given.
+
+    Attributes
+    ----------
+    per_task : int
+        Samples kept of each task.
+    policy : str
+        Which samples are kept; see `gradproj.adapters.torch.EpisodicMemory`.
+    batch : int
+        Samples drawn from each old task at each step; 0 takes the whole memory.
+    """
+
+    per_task: int = ranged(256, low=1)
+    policy: str = "last"
+    batch: int = ranged(20, low=0)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that decides the numbers of one run.
+
+    Attributes
+    ----------
+    benchmark, method : str
+        Names from `gradproj list`.
+    options : dataclass
+        The method's own options (its `Options` class).
+    preset : str
+        The preset that the run was made from, "" if none.
+    seed : int
+        Drives initialisation, data, order, memory and sampling.
+    network, network_options
+        Name and keyword arguments for `gradproj.experiments.networks.build`.
+    stream : mapping
+        Keyword arguments for `gradproj.experiments.benchmarks.build`.
+    epochs, batch, lr, momentum, weight_decay
+        Passes over each task, samples a step, and plain SGD's settings.
+    milestones, lr_factor
+        Multiply the rate by `lr_factor` at the start of each of these epochs of a task.
+    memory : MemoryConfig
+    ema : float
+        Decay of an exponential average of the weights that is evaluated too; 0: none.
+    version : int
+        Version of this layout.
+    """
+
+    benchmark: str
+    method: str
+    options: Any = field(default_factory=dict)
+    preset: str = ""
+    seed: int = ranged(0, low=0)
+    network: str = "mlp"
+    network_options: dict[str, Any] = field(default_factory=dict)
+    stream: dict[str, Any] = field(default_factory=dict)
+    epochs: int = ranged(1, low=1)
+    batch: int = ranged(10, low=1)
+    lr: float = ranged(0.1, low=0.0)
+    momentum: float = ranged(0.0, low=0.0, high=1.0)
+    weight_decay: float = ranged(0.0, low=0.0)
+    milestones: tuple[int, ...] = ()
+    lr_factor: float = ranged(0.1, low=0.0)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    ema: float = ranged(0.0, low=0.0, high=1.0)
+    version: int = VERSION
+
+    def to_json(self) -> str:
+        """Write every value, defaults included."""
+        return json.dumps(to_plain(self), indent=2) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> RunConfig:
+        """Read a `config.json` back, checked like any other input."""
+        return resolve(json.loads(path.read_text(encoding="utf-8")))
+
+
+def resolve(values: Mapping[str, Any]) -> RunConfig:
+    """Check plain `values` and fill in the defaults.
+
+    Examples
+    --------
+    >>> config = resolve({"benchmark": "permuted-digits", "method": "gem"})
+    >>> config.lr, config.options.strength
+    (0.1, 0.0)
+    >>> resolve({"benchmark": "permuted-digits", "method": "gem", "epoch": 3})
+    Traceback (most recent call last):
+        ...
+    gradproj.experiments.schema.ConfigError: key 'epoch' is not known; did you mean 'epochs'?
+    """
+    version = values.get("version", VERSION)
+    if isinstance(version, int) and version > VERSION:
+        raise ConfigError(
+            f"version={version} was written by a newer gradproj; this one reads up to {VERSION}: "
+            "update gradproj, or start the run afresh"
+        )
+    values = dict(values)
+    options = values.pop("options", {})
+    config = check(RunConfig, values)
+    learner = methods.find(config.method)
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"options={options!r} must be a table of keys and values")
+    checked = check(learner.Options, options, "options.")
+    check_benchmark(config)
+    return RunConfig(**{**_shallow(config), "options": checked})
+
+
+def check_benchmark(config: RunConfig) -> None:
+    """Check the names and keyword arguments meant for the stream and the network."""
+    from gradproj.experiments import benchmarks
+
+    benchmarks.check_options(config.benchmark, config.stream)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay `changes` over `base`, table by table.
+
+    Examples
+    --------
+    >>> merge({"memory": {"batch": 20}}, {"memory": {"per_task": 5}})
+    {'memory': {'batch': 20, 'per_task': 5}}
+    """
+    out = dict(base)
+    for key, value in changes.items():
+        old = out.get(key)
+        both = isinstance(value, Mapping) and isinstance(old, Mapping)
+        out[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return out
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
+    """Read `key=value` pairs; keys may be dotted, values are TOML (bare words are strings).
+
+    Examples
+    --------
+    >>> parse_overrides(["lr=0.03", "options.layers=module"])
+    {'lr': 0.03, 'options': {'layers': 'module'}}
+    """
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign or not key.strip():
+            raise ConfigError(f"--set {pair!r} is not understood; write key=value")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        for part in reversed(key.strip().split(".")):
+            value = {part: value}
+        out = merge(out, value)
+    return out
+
+
+def _shallow(config: RunConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__dataclass_fields__}

@@ -1,0 +1,208 @@
+"""What a method is to the runner: how it trains on a batch, what it predicts, what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradproj.experiments import networks, rng
+from gradproj.experiments.streams import Stream, Task
+
+if TYPE_CHECKING:
+    from gradproj.experiments.config import RunConfig
+
+__all__ = ["Learner", "NoOptions", "Phase", "Setup", "Step"]
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a method that has none."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a learner is built from."""
+
+    config: RunConfig
+    stream: Stream
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of training inside a task: so many passes over `Learner.data` of that phase."""
+
+    name: str
+    epochs: int
+    batch: int
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step reports to the log: its loss, and where a projection corrected."""
+
+    loss: Tensor
+    corrected: float | None = None
+    ranks: list[int] | None = None
+
+
+class Learner:
+    """Base of all methods; alone it is plain fine-tuning.
+
+    A method is one file in `gradproj.experiments.methods` with one public subclass. The runner calls,
+    for each task: `begin_task`; for each of `phases`: `begin_phase`, then for each epoch
+    `begin_epoch` and `observe` on every batch of `data`; at last `end_task`. Then it evaluates
+    with `predict`. A run may stop after any `observe` and continue in another process, so:
+
+    - all that changes while training is listed by name in `saved` (modules, optimizers,
+      generators, anything with `state_dict`, or plain values and tensors);
+    - `phases` and `data` depend on the configuration and on saved state that does not change
+      inside the phase, since they are called again on resuming;
+    - random numbers come from `self.generator` alone.
+
+    Attributes
+    ----------
+    model : nn.Module
+        Every trained weight; `predict` uses this attribute, since evaluation may put averaged
+        weights in its place.
+    current : int
+        Index of the task in training, −1 before the first.
+    """
+
+    name: ClassVar[str]
+    scenarios: ClassVar[tuple[str, ...]] = ("task", "domain")
+    Options: ClassVar[type[Any]] = NoOptions
+    saved: ClassVar[tuple[str, ...]] = ("model", "optimizer", "generator", "current")
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.config = setup.config
+        self.stream = setup.stream
+        self.options = setup.config.options
+        self.generator = rng.generator(self.config.seed, "method")
+        self.current = -1
+        self.model = self.build_model().to(setup.device)
+        self.optimizer = self.build_optimizer()
+        # Row t: 0 for the outputs that task t uses, −inf elsewhere.
+        self.masks = torch.full((len(self.stream.tasks), self.stream.outputs), -torch.inf)
+        for task in self.stream.tasks:
+            self.masks[task.index, task.outputs] = 0.0
+        self.masks = self.masks.to(setup.device)
+
+    # What a method may change ------------------------------------------------------------------
+
+    def build_model(self) -> nn.Module:
+        """Make the network with its initial weights."""
+        return self.build_network()
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Make the optimizer of `self.model`."""
+        config = self.config
+        return torch.optim.SGD(
+            self.model.parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+
+    def phases(self, task: Task) -> Sequence[Phase]:
+        """List the stretches of training of this task."""
+        return [Phase("train", self.config.epochs, self.config.batch)]
+
+    def data(self, task: Task, phase: Phase) -> tuple[Tensor, ...]:
+        """Return the tensors that a phase runs over; `observe` gets matching rows of each."""
+        return task.train()
+
+    def begin_task(self, task: Task) -> None:
+        """Prepare for a new task, before any of its phases."""
+
+    def begin_phase(self, task: Task, phase: Phase) -> None:
+        """Prepare for a phase."""
+
+    def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
+        """Set the learning rate of the epoch."""
+        passed = sum(epoch >= milestone for milestone in self.config.milestones)
+        self.set_rate(self.config.lr * self.config.lr_factor**passed)
+
+    def observe(self, task: Task, *batch: Tensor) -> Step:
+        """Train on one batch."""
+        x, y = batch
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model, x, y, self.mask(task))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return Step(loss.detach())
+
+    def end_task(self, task: Task) -> None:
+        """Finish a task, before it is evaluated."""
+
+    def ready(self) -> bool:
+        """Whether there is something to evaluate after the current task."""
+        return True
+
+    def predict(self, x: Tensor, task: Task | None) -> Tensor:
+        """Name the output of each sample; `task` is None where it is unknown at test time."""
+        logits = self.model(x)
+        if task is None:
+            return logits[:, : self.seen()].argmax(1)
+        return logits[:, task.outputs].argmax(1) + task.outputs.start
+
+    # What a method may use ---------------------------------------------------------------------
+
+    def build_network(self, outputs: int | None = None, purpose: str = "weights", **options: Any) -> nn.Module:
+        """Make the configured network, with seeded weights; `options` win over the config's."""
+        return networks.build(
+            self.config.network,
+            outputs=self.stream.outputs if outputs is None else outputs,
+            input_shape=self.stream.input_shape,
+            seed=rng.derive(self.config.seed, purpose),
+            **{**self.config.network_options, **options},
+        )
+
+    def seen(self) -> int:
+        """Count the outputs of all tasks up to the current one."""
+        return max(task.outputs.stop for task in self.stream.tasks[: max(self.current, 0) + 1])
+
+    def mask(self, task: Task | int) -> Tensor:
+        """Return what is added to the logits of a task: −inf for outputs that do not compete."""
+        if self.stream.scenario == "class":
+            return self.masks[: max(self.current, 0) + 1].amax(0)
+        return self.masks[task if isinstance(task, int) else task.index]
+
+    @staticmethod
+    def loss(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """Mean cross-entropy over the outputs that `mask` (one row, or one a sample) lets compete."""
+        return F.cross_entropy(model(x) + mask, y)
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of all parameters."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    # State ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collect all that is listed in `saved`."""
+        return {name: _capture(getattr(self, name)) for name in self.saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned."""
+        for name in self.saved:
+            value = getattr(self, name)
+            if isinstance(value, torch.Generator):
+                value.set_state(state[name])
+            elif hasattr(value, "load_state_dict"):
+                value.load_state_dict(state[name])
+            else:
+                setattr(self, name, state[name])
+
+
+def _capture(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    return value.state_dict() if hasattr(value, "state_dict") else value

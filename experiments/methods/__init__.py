@@ -1,0 +1,53 @@
+"""The methods: one file each, found by looking; a new file here is a new method."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType, ModuleType
+
+from gradproj.experiments.learner import Learner
+from gradproj.experiments.schema import ConfigError, nearest
+
+__all__ = ["available", "find"]
+
+
+@cache
+def available() -> Mapping[str, type[Learner]]:
+    """Map each method's name to its class.
+
+    Examples
+    --------
+    >>> "gem" in available()
+    True
+    """
+    found: dict[str, type[Learner]] = {}
+    for info in pkgutil.walk_packages(__path__, __name__ + "."):
+        if info.ispkg or info.name.rpartition(".")[2].startswith("_"):
+            continue
+        for learner in _learners(importlib.import_module(info.name)):
+            if learner.name in found:
+                raise ImportError(f"method name '{learner.name}' is used twice: see {info.name}")
+            found[learner.name] = learner
+    return MappingProxyType(dict(sorted(found.items())))
+
+
+def find(name: str) -> type[Learner]:
+    """Return the method called `name`."""
+    if name not in available():
+        raise ConfigError(nearest(name, available(), "method"))
+    return available()[name]
+
+
+def _learners(module: ModuleType) -> list[type[Learner]]:
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, Learner)
+        and value.__module__ == module.__name__
+        and "name" in vars(value)
+    ]

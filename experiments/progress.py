@@ -1,0 +1,160 @@
+"""What a run tells while it goes on, and how it is shown: live bars, or lines if not a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+__all__ = ["Display", "Event", "LiveDisplay", "PlainDisplay", "make_display", "throttled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a run.
+
+    Attributes
+    ----------
+    kind : str
+        "step", "task" (one was finished and evaluated), "finished", "skipped" (was finished
+        before), "interrupted" or "failed".
+    run : str
+        The name of the run.
+    fraction : float
+        Share of the run's tasks that is done, parts counted.
+    """
+
+    kind: str
+    run: str = ""
+    task: int = 0
+    tasks: int = 1
+    step: int = 0
+    loss: Tensor | float = 0.0
+    accuracy: float = 0.0
+    fraction: float = 0.0
+    message: str = ""
+
+
+def throttled(
+    send: Callable[[Event], None], run: str, interval: float = 0.2
+) -> Callable[[Event], None]:
+    """Pass events on under the name `run`, steps no more often than every `interval` seconds.
+
+    Only the steps passed on have their loss read from its device.
+    """
+    last = -interval
+
+    def report(event: Event) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if event.kind == "step" and now - last < interval:
+            return
+        last = now
+        send(replace(event, run=run, loss=float(event.loss)))
+
+    return report
+
+
+class Display(Protocol):
+    """Shows the events of many runs."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+
+
+def make_display(runs: Sequence[str], console: Console | None = None) -> Display:
+    """Choose live bars for a terminal and plain lines for anything else."""
+    console = console or Console()
+    return LiveDisplay(runs, console) if console.is_terminal else PlainDisplay(console)
+
+
+class PlainDisplay:
+    """One line whenever a task or a run ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started: dict[str, float] = {}
+        self._losses: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        pass
+
+    def __call__(self, event: Event) -> None:
+        """Print a line, if the event deserves one."""
+        start = self._started.setdefault(event.run, time.monotonic())
+        if event.kind == "step":
+            self._losses[event.run] = float(event.loss)
+        elif event.kind == "task":
+            done = event.task + 1
+            left = (time.monotonic() - start) / done * (event.tasks - done)
+            self._print(
+                f"{event.run}: task {done}/{event.tasks}, step {event.step}, "
+                f"loss {self._losses.get(event.run, 0.0):.3f}, "
+                f"accuracy {event.accuracy:.4f}, about {left:.0f} s left"
+            )
+        else:
+            self._print(f"{event.run}: {event.kind} {event.message}".rstrip())
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class LiveDisplay:
+    """A bar for each run in progress: task, step, loss, accuracy so far, time left."""
+
+    def __init__(self, runs: Sequence[str], console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[state]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._overall = self._progress.add_task("all runs", total=len(runs), state="")
+        self._bars: dict[str, TaskID] = {}
+        self._accuracy: dict[str, str] = {}
+        self._ended = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Move the bar of the event's run."""
+        if event.run not in self._bars:
+            self._bars[event.run] = self._progress.add_task(event.run, total=1.0, state="")
+        bar = self._bars[event.run]
+        if event.kind == "step":
+            seen = self._accuracy.get(event.run, "")
+            state = f"task {event.task + 1}/{event.tasks} step {event.step}"
+            state += f" loss {float(event.loss):.3f}{seen}"
+            self._progress.update(bar, completed=event.fraction, state=state)
+        elif event.kind == "task":
+            self._accuracy[event.run] = f" accuracy {event.accuracy:.4f}"
+        else:
+            self._ended += 1
+            self._progress.update(bar, visible=False)
+            self._progress.update(self._overall, completed=self._ended)
+            self._progress.console.print(
+                f"{event.run}: {event.kind} {event.message}".rstrip(), highlight=False, markup=False
+            )

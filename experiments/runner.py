@@ -1,0 +1,355 @@
+"""One run: train a learner on a stream, evaluate after each task, survive being killed."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from gradproj.experiments import benchmarks, methods, metrics, rng
+from gradproj.experiments.config import RunConfig
+from gradproj.experiments.evaluation import evaluate
+from gradproj.experiments.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.progress import Event
+from gradproj.experiments.schema import ConfigError
+from gradproj.experiments.storage import RunFolder, StepLog, describe_environment
+from gradproj.experiments.streams import Stream, Task
+
+__all__ = ["Interrupted", "Run", "run"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped; its folder holds a checkpoint from which it can go on."""
+
+
+@dataclass
+class Position:
+    """Where in the stream the run is; `order` is None between epochs."""
+
+    task: int = 0
+    phase: int = 0
+    epoch: int = 0
+    step: int = 0
+    total: int = 0
+    order: Tensor | None = None
+
+
+@dataclass
+class Record:
+    """What has been measured so far."""
+
+    baseline: list[float] = field(default_factory=list)
+    matrix: list[list[float]] = field(default_factory=list)
+    averaged: list[list[float]] = field(default_factory=list)
+    train_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    data_dir: Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    checkpoint_seconds: float = 60.0,
+    device: str = "cpu",
+    tensorboard: bool = False,
+    report: Callable[[Event], None] = lambda event: None,
+) -> bool:
+    """Run `config` in `folder`; False if it was finished already.
+
+    Parameters
+    ----------
+    config : RunConfig
+    folder : Path
+        Gets the configuration, the log, the checkpoints and at last `result.json`.
+    data_dir : Path, optional
+        Where the data sets are.
+    resume, force : bool
+        Continue an unfinished run; start over whatever is there.
+    checkpoint_seconds : float
+        Time between checkpoints; 0 writes one after every step.
+    device : str
+        Where the network and the batches are.
+    tensorboard : bool
+        Write TensorBoard files to the folder as well.
+    report : callable
+        Is told of each step and each evaluation.
+    """
+    store = RunFolder(folder)
+    if not store.prepare(config, resume=resume, force=force):
+        return False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    rng.seed_globally(config.seed)
+    stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
+    job = Run(config, stream, store, device=device, report=report)
+    job.checkpoint_seconds = checkpoint_seconds
+    if tensorboard:
+        from gradproj.experiments.tensorboard import TensorBoard
+
+        job.listeners.append(TensorBoard(folder))
+    job.execute()
+    return True
+
+
+def stream_options(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of the stream; its seed is the run's unless it has its own."""
+    return {"seed": config.seed, **config.stream}
+
+
+class Run:
+    """A learner on a stream with its position, its record and its folder."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stream: Stream,
+        store: RunFolder,
+        *,
+        device: str = "cpu",
+        report: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        kind = methods.find(config.method)
+        if stream.scenario not in kind.scenarios:
+            raise ConfigError(
+                f"method '{config.method}' is for the scenarios {', '.join(kind.scenarios)}; "
+                f"benchmark '{config.benchmark}' is '{stream.scenario}'"
+            )
+        self.config, self.stream, self.store = config, stream, store
+        self.device = torch.device(device)
+        self.listeners = [report]
+        self.checkpoint_seconds = 60.0
+        self.learner: Learner = kind(Setup(config, stream, self.device))
+        self.average = _averaged(self.learner, config.ema)
+        self.order = rng.generator(config.seed, "order")
+        self.position = Position()
+        self.record = Record()
+        self._stop = False
+
+    def execute(self) -> dict[str, Any]:
+        """Train to the end, from the checkpoint if there is one, and return the result."""
+        self.store.write_json(self.store.environment, describe_environment(str(self.device)))
+        state = self.store.load_checkpoint()
+        offset = 0 if state is None else self._restore(state)
+        self.log = StepLog(self.store.steps, offset)
+        self._saved_at = time.monotonic()
+        with _deferred_signals(self._request_stop):
+            try:
+                self._train()
+            finally:
+                self.log.close()
+        result = self._result()
+        self.store.finish(result)
+        self._tell(Event(kind="finished", message=f"ACC {result['metrics']['acc']:.4f}"))
+        return result
+
+    def _train(self) -> None:
+        if not self.record.baseline:
+            self.record.baseline = self._evaluate(self.learner)
+        for task in self.stream.tasks[self.position.task :]:
+            self._train_task(task)
+            self._evaluate_row(task)
+            total = self.position.total
+            self.position = Position(task=task.index + 1, total=total)
+            self._maybe_checkpoint()
+
+    def _train_task(self, task: Task) -> None:
+        at, learner = self.position, self.learner
+        if at.order is None:
+            learner.current = task.index
+            learner.begin_task(task)
+        phases = learner.phases(task)
+        for number in range(at.phase, len(phases)):
+            at.phase, phase = number, phases[number]
+            if at.order is None:
+                at.epoch = 0
+                learner.begin_phase(task, phase)
+            tensors = tuple(t.to(self.device) for t in learner.data(task, phase))
+            for epoch in range(at.epoch, phase.epochs):
+                at.epoch = epoch
+                if at.order is None:
+                    at.step = 0
+                    at.order = torch.randperm(len(tensors[0]), generator=self.order)
+                    learner.begin_epoch(task, phase, epoch)
+                self._train_epoch(task, phase, tensors, at.order, (number, len(phases)))
+                at.order = None
+        learner.end_task(task)
+
+    def _train_epoch(
+        self,
+        task: Task,
+        phase: Phase,
+        tensors: tuple[Tensor, ...],
+        order: Tensor,
+        place: tuple[int, int],
+    ) -> None:
+        at = self.position
+        steps = math.ceil(len(order) / phase.batch)
+        while at.step < steps:
+            start = time.perf_counter()
+            rows = order[at.step * phase.batch : (at.step + 1) * phase.batch].to(self.device)
+            self.learner.model.train()
+            step = self.learner.observe(task, *(t[rows] for t in tensors))
+            if self.average is not None:
+                self.average.update_parameters(self.learner.model)
+            seconds = time.perf_counter() - start
+            at.step, at.total = at.step + 1, at.total + 1
+            self.record.train_seconds += seconds
+            done = (at.epoch + at.step / steps) / phase.epochs
+            self._log(task, phase, step, seconds, (place[0] + done) / place[1])
+            self._maybe_checkpoint()
+
+    def _log(self, task: Task, phase: Phase, step: Step, seconds: float, done: float) -> None:
+        at = self.position
+        row: dict[str, Any] = {"step": at.total, "task": task.index, "phase": phase.name}
+        row |= {"epoch": at.epoch, "loss": step.loss}
+        if step.corrected is not None:
+            row |= {"corrected": round(step.corrected, 4), "ranks": step.ranks}
+        self.log.add(row | {"seconds": round(seconds, 6)})
+        self._tell(
+            Event(
+                kind="step",
+                task=task.index,
+                tasks=len(self.stream.tasks),
+                step=at.total,
+                loss=step.loss,
+                fraction=(task.index + done) / len(self.stream.tasks),
+                message=phase.name,
+            )
+        )
+
+    def _evaluate_row(self, task: Task) -> None:
+        if self.learner.ready():
+            self.record.matrix.append(self._evaluate(self.learner))
+        else:
+            self.record.matrix.append([math.nan] * len(self.stream.tasks))
+        if self.average is not None:
+            model = self.learner.model
+            self.learner.model = self.average.module
+            self.record.averaged.append(self._evaluate(self.learner))
+            self.learner.model = model
+        row = self.record.matrix[-1][: task.index + 1]
+        self._tell(
+            Event(
+                kind="task",
+                task=task.index,
+                tasks=len(self.stream.tasks),
+                step=self.position.total,
+                accuracy=sum(row) / len(row),
+            )
+        )
+
+    def _evaluate(self, learner: Learner) -> list[float]:
+        start = time.perf_counter()
+        accuracies = evaluate(learner, self.stream, self.device)
+        self.record.evaluation_seconds += time.perf_counter() - start
+        return accuracies
+
+    def _result(self) -> dict[str, Any]:
+        record = self.record
+        result: dict[str, Any] = {
+            "version": 1,
+            "benchmark": self.config.benchmark,
+            "method": self.config.method,
+            "preset": self.config.preset,
+            "scenario": self.stream.scenario,
+            "seed": self.config.seed,
+            "accuracy_matrix": _jsonable(record.matrix),
+            "baseline": record.baseline,
+            "metrics": metrics.summary(record.matrix, record.baseline),
+            "steps": self.position.total,
+            "train_seconds": round(record.train_seconds, 3),
+            "evaluation_seconds": round(record.evaluation_seconds, 3),
+        }
+        if record.averaged:
+            result["averaged_accuracy_matrix"] = _jsonable(record.averaged)
+            result["averaged_metrics"] = metrics.summary(record.averaged, record.baseline)
+        return result
+
+    # Stopping and going on ---------------------------------------------------------------------
+
+    def _maybe_checkpoint(self) -> None:
+        due = time.monotonic() - self._saved_at >= self.checkpoint_seconds
+        if due or self._stop:
+            self._checkpoint()
+        if self._stop:
+            self._tell(Event(kind="interrupted", message="continue with --resume"))
+            raise Interrupted(f"stopped; {self.store.path} can be continued with --resume")
+
+    def _checkpoint(self) -> None:
+        offset = self.log.flush()
+        self.store.save_checkpoint(
+            {
+                "config": self.config.to_json(),
+                "learner": self.learner.state_dict(),
+                "average": None if self.average is None else self.average.state_dict(),
+                "position": dict(vars(self.position)),
+                "record": asdict(self.record),
+                "order": self.order.get_state(),
+                "rng": rng.global_state(),
+                "log_offset": offset,
+            }
+        )
+        self._saved_at = time.monotonic()
+
+    def _restore(self, state: dict[str, Any]) -> int:
+        self.learner.load_state_dict(state["learner"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.position = Position(**state["position"])
+        self.record = Record(**state["record"])
+        self.order.set_state(state["order"])
+        rng.restore_global_state(state["rng"])
+        return int(state["log_offset"])
+
+    def _request_stop(self) -> None:
+        self._stop = True
+
+    def _tell(self, event: Event) -> None:
+        for listener in self.listeners:
+            listener(event)
+
+
+def _averaged(learner: Learner, decay: float) -> AveragedModel | None:
+    if decay == 0.0:
+        return None
+    return AveragedModel(learner.model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+
+
+def _jsonable(matrix: list[list[float]]) -> list[list[float | None]]:
+    return [[None if math.isnan(value) else value for value in row] for row in matrix]
+
+
+@contextmanager
+def _deferred_signals(request_stop: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the run after the step in progress; a second one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = (signal.SIGINT, signal.SIGTERM)
+    previous = {name: signal.getsignal(name) for name in names}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        request_stop()
+        for name, handler in previous.items():
+            signal.signal(name, handler)
+
+    for name in names:
+        signal.signal(name, handle)
+    try:
+        yield
+    finally:
+        for name, handler in previous.items():
+            signal.signal(name, handler)

@@ -1,0 +1,173 @@
+"""The folder of a run: what is in it, and how it is written so that a kill leaves nothing broken."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from gradproj.experiments.config import RunConfig
+from gradproj.experiments.schema import ConfigError
+
+__all__ = ["RunError", "RunFolder", "StepLog", "describe_environment", "write_atomically"]
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; the message says what to do."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that is either wholly there or not at all, after a crash too."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class RunFolder:
+    """One run on disk: config.json, environment.json, steps.jsonl, checkpoint.pt, result.json."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.environment = path / "environment.json"
+        self.steps = path / "steps.jsonl"
+        self.checkpoint = path / "checkpoint.pt"
+        self.result = path / "result.json"
+
+    def prepare(self, config: RunConfig, *, resume: bool = False, force: bool = False) -> bool:
+        """Make the folder ready for `config`; True if there is something left to run.
+
+        A finished run of the same configuration is left alone. An unfinished one is continued
+        with `resume` and refused otherwise; `force` starts either of them over.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if force:
+                for file in (self.result, self.checkpoint, self.steps, self.config):
+                    file.unlink(missing_ok=True)
+            if self.config.exists():
+                self._check_same(config)
+                if self.result.exists():
+                    return False
+                if self.checkpoint.exists() and not resume:
+                    raise RunError(
+                        f"{self.path} holds an unfinished run; --resume continues it, "
+                        "--force starts it over"
+                    )
+            else:
+                write_atomically(self.config, config.to_json().encode())
+        except OSError as error:
+            raise RunError(
+                f"{self.path} cannot be written ({error.strerror}); choose another folder with --out"
+            ) from error
+        return True
+
+    def _check_same(self, config: RunConfig) -> None:
+        try:
+            stored = RunConfig.read(self.config)
+        except (ConfigError, json.JSONDecodeError) as error:
+            raise RunError(f"{self.config}: {error}") from error
+        if stored != config:
+            mine, theirs = json.loads(config.to_json()), json.loads(stored.to_json())
+            keys = sorted(k for k in mine if mine[k] != theirs[k])
+            raise RunError(
+                f"{self.path} holds a run with another configuration (differs in "
+                f"{', '.join(keys)}); choose another folder with --out, or --force to replace it"
+            )
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint."""
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        write_atomically(self.checkpoint, buffer.getvalue())
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """Read the checkpoint, if there is one; nothing in it is executed."""
+        if not self.checkpoint.exists():
+            return None
+        state: dict[str, Any] = torch.load(self.checkpoint, weights_only=True, map_location="cpu")
+        return state
+
+    def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
+        """Write a mapping as JSON, atomically."""
+        write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result and drop the checkpoint, which is of no more use."""
+        self.write_json(self.result, result)
+        self.checkpoint.unlink(missing_ok=True)
+
+
+class StepLog:
+    """A buffered line of JSON a step; on resuming it is cut back to the checkpoint."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
+        self._file.truncate(offset)
+        self._file.seek(offset)
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row; a tensor under "loss" is read only when the buffer is written."""
+        self._rows.append(row)
+        if len(self._rows) >= 1000:
+            self.flush()
+
+    def flush(self) -> int:
+        """Write what is buffered and return the length of the file."""
+        for row in self._rows:
+            row["loss"] = float(row["loss"])
+            self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        self._rows.clear()
+        self._file.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self.flush()
+        self._file.close()
+
+
+def describe_environment(device: str = "cpu") -> dict[str, Any]:
+    """Name the versions, the commit and the machine that a result depends on."""
+    versions = {}
+    for package in ("gradproj", "torch", "torchvision", "numpy", "scipy", "array-api-compat"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = ""
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _commit(),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def _commit() -> str:
+    """Return the commit of the checkout that the code runs from, "" for an installed package."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
