@@ -1,0 +1,38 @@
+"""Which array library measures the gradients, and how it gets at the buffer without a copy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def choose_backend(wanted: str, device: torch.device) -> str:
+    """Return what "auto" comes to on a device; refuse what cannot read its memory.
+
+    >>> choose_backend("auto", torch.device("cpu"))
+    'numpy'
+    """
+    readable = {"cpu": ("numpy", "torch"), "cuda": ("cupy", "torch")}.get(device.type, ("torch",))
+    if wanted == "auto":
+        return readable[0] if readable[0] != "cupy" or find_spec("cupy") else "torch"
+    if wanted not in readable:
+        raise ValueError(
+            f"backend={wanted!r} cannot read gradients on {device}; use "
+            + " or ".join(repr(name) for name in ("auto", *readable))
+        )
+    return wanted
+
+
+def as_array(rows: Tensor, backend: str) -> Any:
+    """Hand rows to the array library without a copy (DLPack)."""
+    if backend == "numpy":
+        return np.from_dlpack(rows)
+    if backend == "cupy":
+        import cupy
+
+        return cupy.from_dlpack(rows)
+    return rows

@@ -1,0 +1,138 @@
+"""The (T+1, N) buffer: gradients land in its rows because `.grad` is a view of them.
+
+Row 0 is the new task's, row i + 1 is old task i's: the new task's row stays where it is while the
+tasks grow. Parameters lie in layer order, so that a layer is a range of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradproj.adapters.torch import shards
+from gradproj.adapters.torch.backends import as_array
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Block:
+    """Rows for the parameters of one dtype and one device.
+
+    float16 and bfloat16 gradients land in a single row of their own dtype and are converted once,
+    on entry, to float32 rows: inner products over millions of numbers need it.
+    """
+
+    def __init__(self, layers: Sequence[tuple[int, Sequence[nn.Parameter]]], backend: str) -> None:
+        self.backend = backend
+        self.parameters = [p for _, members in layers for p in members]
+        self.tensors = [shards.local(p.detach()) for p in self.parameters]
+        self.segments: list[tuple[int, int, int]] = []
+        self.starts: list[int] = []
+        width = 0
+        for layer, members in layers:
+            start = width
+            for p in members:
+                self.starts.append(width)
+                width += shards.local(p.detach()).numel()
+            self.segments.append((layer, start, width))
+        first = self.tensors[0]
+        self.width = width
+        self.landing = first.new_zeros(width) if first.dtype in HALF else None
+        work = torch.float32 if self.landing is not None else first.dtype
+        self.rows = first.new_zeros((0, width), dtype=work)
+        self.views: list[list[Tensor]] = []
+        self.grads: list[list[Tensor]] = []
+        self.array: Any = None
+
+    def reserve(self, count: int) -> None:
+        """Make room for `count` rows; the capacity doubles, so that growth is rare."""
+        if count <= len(self.rows):
+            return
+        rows = self.rows.new_zeros((max(count, 2 * len(self.rows)), self.width))
+        rows[: len(self.rows)] = self.rows
+        self.rows = rows
+        self.array = as_array(rows, self.backend)
+        if self.landing is not None:
+            views = self._views(self.landing)
+            self.views = [views] * len(rows)
+        else:
+            self.views = [self._views(row) for row in rows]
+        self.grads = [
+            [shards.like(p, view) for p, view in zip(self.parameters, views, strict=True)]
+            for views in self.views
+        ]
+
+    def _views(self, row: Tensor) -> list[Tensor]:
+        # `.data` gives each view its own version counter, which tells whether autograd wrote to it.
+        return [
+            row[start : start + t.numel()].as_strided(t.shape, dense_strides(t)).data
+            if t.numel()
+            else row.new_zeros(t.shape)
+            for start, t in zip(self.starts, self.tensors, strict=True)
+        ]
+
+    def aim(self, row: int) -> None:
+        """Zero the row and let every `.grad` be a view of it."""
+        (self.rows[row] if self.landing is None else self.landing).zero_()
+        for p, grad in zip(self.parameters, self.grads[row], strict=True):
+            p.grad = grad
+
+    def versions(self, row: int) -> list[int]:
+        """Write counts of the row's views; they move when autograd accumulates."""
+        return [view._version for view in self.views[row]]
+
+    def collect(self, row: int, before: Sequence[int] | None) -> tuple[list[bool], int]:
+        """Bring `.grad` into the row where it is not there already.
+
+        Returns
+        -------
+        touched : list of bool
+            Which parameters got a gradient at all.
+        copied : int
+            How many gradients had been put elsewhere and were copied.
+        """
+        touched, copied = [], 0
+        for k, (p, grad, view) in enumerate(
+            zip(self.parameters, self.grads[row], self.views[row], strict=True)
+        ):
+            found = p.grad
+            if found is grad:
+                touched.append(before is None or view._version != before[k])
+            elif found is None:
+                view.zero_()
+                touched.append(False)
+            else:
+                if found.layout != torch.strided:
+                    raise TypeError(
+                        f"the gradient of a parameter of shape {tuple(p.shape)} is sparse "
+                        f"({found.layout}); use dense gradients, as nn.Embedding(sparse=False) does"
+                    )
+                view.copy_(shards.local(found))
+                touched.append(True)
+                copied += 1
+        if self.landing is not None:
+            self.rows[row].copy_(self.landing)
+        return touched, copied
+
+    def write_back(self) -> None:
+        """Round row 0 to the parameters' own dtype."""
+        if self.landing is not None:
+            self.landing.copy_(self.rows[0])
+
+
+def dense_strides(t: Tensor) -> tuple[int, ...]:
+    """Strides of a gradient: the parameter's own memory order if that is one dense block.
+
+    >>> image = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    >>> dense_strides(image) == image.stride()
+    True
+    """
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+        if stride != expected:
+            return torch.empty(t.shape, device="meta").stride()
+        expected *= size
+    return t.stride()

@@ -1,0 +1,111 @@
+"""Ways to compute the old tasks' gradients: one backward after the other, or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+Batches = Sequence[Sequence[Tensor]]
+
+# Modules for which one vectorised pass is known to be faster than a loop on the CPU. Convolutions
+# are not among them: vmap turns them into grouped ones, which are slower than the loop.
+_FAST = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Identity,
+)
+_ACTIVATIONS = nn.ReLU.__module__
+
+
+def choose(wanted: str, model: nn.Module, old: Batches = ()) -> str:
+    """Return "loop" or "vmap"; refuse a vmap that cannot work and say why."""
+    if wanted == "loop":
+        return "loop"
+    obstacle = _obstacle(model) or _ragged(old)
+    if wanted == "vmap":
+        if obstacle:
+            raise ValueError(f'engine="vmap" cannot be used: {obstacle}; use engine="loop"')
+        return "vmap"
+    return "loop" if obstacle or not _known_fast(model) else "vmap"
+
+
+def vectorised(
+    model: nn.Module, loss: Callable[..., Tensor], old: Batches
+) -> dict[nn.Parameter, Tensor]:
+    """Gradients of all old tasks in one pass, each (T, *shape of its parameter)."""
+    if not old:
+        return {p: p.new_empty((0, *p.shape)) for p in model.parameters() if p.requires_grad}
+    bound = _Bound(model, loss)
+    trainable = {n: p for n, p in bound.named_parameters() if p.requires_grad}
+    gradient = grad(lambda parameters, *batch: functional_call(bound, parameters, batch))
+    stacked = [torch.stack(tensors) for tensors in zip(*old, strict=True)]
+    detached = {name: p.detach() for name, p in trainable.items()}
+    found = vmap(gradient, in_dims=(None, *[0] * len(stacked)), randomness="different")(
+        detached, *stacked
+    )
+    return {p: found[name] for name, p in trainable.items()}
+
+
+class _Bound(nn.Module):
+    """A model and its loss as one module, whose parameters `functional_call` can exchange."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.training = model.training
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.loss(self.model, *batch)
+
+
+def _obstacle(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.training and module.track_running_stats:
+            return f"{name or 'the model'} is a {type(module).__name__} that moves its statistics"
+        if isinstance(module, nn.RNNBase):
+            return f"{name or 'the model'} is a {type(module).__name__}, which vmap does not know"
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return "DistributedDataParallel averages in its own backward"
+    return None
+
+
+def _ragged(old: Batches) -> str | None:
+    shapes = {tuple((t.shape, t.dtype) for t in batch) for batch in old}
+    if len(shapes) > 1:
+        return f"the old batches differ in shape or dtype ({len(shapes)} kinds)"
+    return None
+
+
+def _known_fast(model: nn.Module) -> bool:
+    def fast(module: nn.Module) -> bool:
+        if isinstance(module, nn.MultiheadAttention):
+            return False
+        # A module with parameters of its own does something with them that we do not know.
+        own = next(module.parameters(recurse=False), None) is not None
+        leaf = next(module.children(), None) is None
+        known = isinstance(module, _FAST) or type(module).__module__ == _ACTIVATIONS
+        idle = isinstance(module, _DropoutNd) and not (module.training and module.p > 0)
+        return known or idle or not (own or leaf)
+
+    return all(fast(module) for module in model.modules())
+
+
+def refuse_sparse(model: nn.Module) -> None:
+    """Raise for modules that make sparse gradients."""
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise TypeError(
+                f"{name or 'the model'} is a {type(module).__name__} that makes sparse gradients, "
+                "which have no place in a dense buffer; build it with sparse=False"
+            )

@@ -1,0 +1,116 @@
+"""All gradients of a step: measured, combined and handed back, whatever dtypes a model mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import gradproj as gp
+from gradproj.adapters.torch.backends import choose_backend
+from gradproj.adapters.torch.buffer import Block, dense_strides
+
+Floats = NDArray[np.float64]
+
+
+class Gradients:
+    """One block a (dtype, device) pair; inner products of a layer add up over its blocks."""
+
+    def __init__(self, layers: Sequence[Sequence[nn.Parameter]], backend: str) -> None:
+        self.layers = len(layers)
+        kinds: dict[tuple[torch.dtype, torch.device], list[tuple[int, list[nn.Parameter]]]] = {}
+        for number, members in enumerate(layers):
+            for p in members:
+                parts = kinds.setdefault((p.dtype, p.device), [])
+                if not parts or parts[-1][0] != number:
+                    parts.append((number, []))
+                parts[-1][1].append(p)
+        self.blocks = [
+            Block(parts, choose_backend(backend, device)) for (_, device), parts in kinds.items()
+        ]
+        self.backend = self.blocks[0].backend
+        self.device = self.blocks[0].rows.device
+        exact = all(dtype == torch.float64 for dtype, _ in kinds)
+        # Relative accuracy of the inner products, which the method's rank decisions need.
+        self.tolerance = 1e-12 if exact else 1e-6
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows."""
+        for block in self.blocks:
+            block.reserve(rows)
+
+    def aim(self, row: int) -> list[list[int]]:
+        """Zero a row and let every `.grad` be a view of it; return the views' write counts."""
+        for block in self.blocks:
+            block.aim(row)
+        return [block.versions(row) for block in self.blocks]
+
+    def collect(self, row: int, before: list[list[int]] | None) -> tuple[list[bool], int]:
+        """Bring `.grad` into the row; return which parameters have one and how many were copied."""
+        touched: list[bool] = []
+        copied = 0
+        for number, block in enumerate(self.blocks):
+            flags, count = block.collect(row, before[number] if before else None)
+            touched += flags
+            copied += count
+        return touched, copied
+
+    def write(self, gradients: Mapping[nn.Parameter, Tensor]) -> list[bool]:
+        """Write gradients (T, *shape) of all old tasks into rows 1 to T; return which are used."""
+        used = []
+        for block in self.blocks:
+            for p, start, local in zip(block.parameters, block.starts, block.tensors, strict=True):
+                stacked = gradients[p]
+                rows = block.rows[1 : len(stacked) + 1, start : start + local.numel()]
+                rows.as_strided(stacked.shape, (rows.stride(0), *dense_strides(local))).copy_(
+                    stacked
+                )
+                # The first task alone nearly always tells, and is cheap to look through.
+                used.append(bool(stacked[:1].any()) or bool(stacked.any()))
+        return used
+
+    def measure(self, tasks: int) -> tuple[Floats, Floats]:
+        """Inner products of each layer, C (L, T, T) and h (L, T); NaN where they are not finite.
+
+        With no old task the new gradient is measured against itself, to see that it is finite.
+        """
+        T = max(tasks, 1)
+        C, h = np.zeros((self.layers, T, T)), np.zeros((self.layers, T))
+        for block in self.blocks:
+            old = slice(1, tasks + 1) if tasks else slice(0, 1)
+            for layer, start, stop in block.segments:
+                try:
+                    products = gp.measure(block.array[0, start:stop], block.array[old, start:stop])
+                except ValueError:
+                    # Not finite. Other processes wait for this one's numbers, so it goes on.
+                    products = np.full((T, T), np.nan), np.full(T, np.nan)
+                C[layer] += products[0]
+                h[layer] += products[1]
+        return C, h
+
+    def combine(self, coefficients: Floats) -> None:
+        """Turn row 0 into w = g + cᵀG, in place."""
+        tasks = coefficients.shape[1]
+        needed = np.any(coefficients, axis=1).tolist()
+        for block in self.blocks:
+            c = torch.from_numpy(coefficients).to(block.rows)
+            for layer, start, stop in block.segments:
+                if needed[layer]:
+                    old = block.rows[1 : tasks + 1, start:stop]
+                    block.rows[0, start:stop].addmv_(old.T, c[layer])
+
+    def poison(self) -> None:
+        """Fill row 0 with NaN: whoever looks at `.grad` sees that the step must be skipped."""
+        for block in self.blocks:
+            block.rows[0].fill_(torch.nan)
+
+    def finish(self, touched: Sequence[bool]) -> None:
+        """Let `.grad` be row 0, and None for a parameter that no loss has used."""
+        flags = iter(touched)
+        for block in self.blocks:
+            block.write_back()
+            for p, grad in zip(block.parameters, block.grads[0], strict=True):
+                p.grad = grad if next(flags) else None

@@ -1,0 +1,213 @@
+"""`EpisodicMemory`: a few samples of each task, as plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradproj.adapters.torch.policies import PLACING, Offer, herding
+
+Task = int | str
+
+
+class EpisodicMemory:
+    """Samples of each task, up to a number, and seeded batches of them.
+
+    Parameters
+    ----------
+    per_task : int
+        Samples kept of each task.
+    policy : {"last", "random", "reservoir", "balanced", "herding"}
+        What is kept when a task offers more: the latest (a ring); a random choice, drawn anew at
+        each `add`; a uniform choice of all that was ever offered; equally many of each label; of
+        each label those whose mean is nearest to the label's mean. The last two read the labels
+        from the last tensor of a sample. Offer herding a whole task at once: it sees nothing else.
+    seed : int
+        Seeds the one generator of all choices and batches.
+    device : device, optional
+        Where the samples are kept; where they come from unless given.
+    features : callable, optional
+        For herding: from the first tensor of the samples to their features (n, F). The numbers of
+        the samples themselves unless given.
+
+    Examples
+    --------
+    >>> import torch
+    >>> memory = EpisodicMemory(per_task=2)
+    >>> memory.add(0, torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0]))
+    >>> x, y = memory.sample(0, 10)
+    >>> sorted(x.flatten().tolist()), len(memory), memory.tasks
+    ([2.0, 3.0], 2, (0,))
+    """
+
+    def __init__(
+        self,
+        per_task: int = 256,
+        policy: str = "last",
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        features: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if per_task < 1:
+            raise ValueError(f"per_task={per_task}; keep at least one sample a task")
+        if policy not in (*PLACING, "herding"):
+            known = ", ".join(repr(name) for name in (*PLACING, "herding"))
+            raise ValueError(f"policy={policy!r} is not known; use {known}")
+        self.per_task = per_task
+        self.policy = policy
+        self.device = device
+        self.features = features
+        self.generator = torch.Generator().manual_seed(seed)
+        self._samples: dict[Task, tuple[Tensor, ...]] = {}
+        self._size: dict[Task, int] = {}
+        self._seen: dict[Task, int] = {}
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks, in the order in which they came."""
+        return tuple(self._samples)
+
+    def __len__(self) -> int:
+        return sum(self._size.values())
+
+    def add(self, task: Task, *tensors: Tensor) -> None:
+        """Offer samples of a task.
+
+        Parameters
+        ----------
+        task : int or str
+            The task they belong to.
+        *tensors : Tensor
+            What a sample consists of (inputs, labels, …), each with the samples along its first
+            axis; any shapes and dtypes, the same at each call.
+        """
+        counts = {len(t) for t in tensors if t.ndim}
+        if len(counts) != 1 or not all(t.ndim for t in tensors):
+            shapes = [tuple(t.shape) for t in tensors]
+            raise ValueError(
+                f"tensors have shapes {shapes}; pass one or more, with the samples along axis 0"
+            )
+        offered = tuple(t.detach().to(self.device or t.device) for t in tensors)
+        stored = self._samples.get(task)
+        if stored is None:
+            stored = tuple(t.new_empty((self.per_task, *t.shape[1:])) for t in offered)
+            self._samples[task] = stored
+            self._size[task] = self._seen[task] = 0
+        kinds = [[(t.shape[1:], t.dtype) for t in group] for group in (stored, offered)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"tensors of task {task!r} have changed from {kinds[0]} to {kinds[1]}; offer the "
+                "same shapes and dtypes at each call"
+            )
+        self._place(task, stored, offered)
+        self._seen[task] += counts.pop()
+
+    def sample(self, task: Task, n: int) -> tuple[Tensor, ...]:
+        """Draw n samples of a task without replacement; all of them if there are no more."""
+        stored = self.all(task)
+        if n >= self._size[task]:
+            return stored
+        chosen = torch.randperm(self._size[task], generator=self.generator)[:n]
+        return tuple(t[chosen.to(t.device)] for t in stored)
+
+    def all(self, task: Task | None = None) -> tuple[Tensor, ...]:
+        """Return all samples of a task, or of all tasks one after the other."""
+        if task is None:
+            parts = [self.all(each) for each in self.tasks]
+            return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        if task not in self._samples:
+            raise KeyError(f"task {task!r} is not in the memory; it has {list(self.tasks)}")
+        return tuple(t[: self._size[task]] for t in self._samples[task])
+
+    def split(self, n: int) -> list[tuple[Tensor, ...]]:
+        """Split all samples at random into n parts of nearly one size, for class-incremental use.
+
+        Examples
+        --------
+        >>> import torch
+        >>> memory = EpisodicMemory()
+        >>> memory.add(0, torch.arange(3))
+        >>> memory.add(1, torch.arange(3, 8))
+        >>> [len(x) for (x,) in memory.split(3)]
+        [3, 3, 2]
+        """
+        if not 1 <= n <= len(self):
+            raise ValueError(f"n={n}; the {len(self)} samples split into 1 to {len(self)} parts")
+        everything = self.all()
+        order = torch.randperm(len(self), generator=self.generator)
+        return [tuple(t[part.to(t.device)] for t in everything) for part in order.tensor_split(n)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return samples and generator; ``torch.load(weights_only=True)`` reads it back."""
+        return {
+            "per_task": self.per_task,
+            "policy": self.policy,
+            "samples": {task: [t.clone() for t in self.all(task)] for task in self.tasks},
+            "seen": dict(self._seen),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state_dict` as if nothing had happened between."""
+        for name in ("per_task", "policy"):
+            if state[name] != getattr(self, name):
+                raise ValueError(
+                    f"state has {name}={state[name]!r} and the memory {getattr(self, name)!r}; "
+                    "build the memory as it was"
+                )
+        self._samples, self._size = {}, {}
+        for task, tensors in state["samples"].items():
+            self._size[task] = len(tensors[0])
+            self._samples[task] = tuple(
+                t.new_empty((self.per_task, *t.shape[1:]), device=self.device or t.device)
+                for t in tensors
+            )
+            for place, t in zip(self._samples[task], tensors, strict=True):
+                place[: len(t)] = t
+        self._seen = dict(state["seen"])
+        self.generator.set_state(state["generator"])
+
+    def _place(self, task: Task, stored: tuple[Tensor, ...], offered: tuple[Tensor, ...]) -> None:
+        size = self._size[task]
+
+        def both(position: int) -> Tensor:
+            return torch.cat([stored[position][:size], offered[position]])
+
+        offer = Offer(
+            count=len(offered[0]),
+            size=size,
+            seen=self._seen[task],
+            capacity=self.per_task,
+            labels=self._labels(both),
+            features=lambda: self._features(both(0)),
+            generator=self.generator,
+        )
+        if self.policy == "herding":
+            sources = herding(offer)
+            slots = torch.arange(len(sources))
+            offered = tuple(both(position) for position in range(len(offered)))
+        else:
+            slots, sources = PLACING[self.policy](offer)
+        for place, source in zip(stored, offered, strict=True):
+            place[slots.to(place.device)] = source[sources.to(source.device)]
+        self._size[task] = min(max(size, int(slots.max()) + 1 if len(slots) else 0), self.per_task)
+
+    def _labels(self, both: Callable[[int], Tensor]) -> Tensor:
+        if self.policy not in ("balanced", "herding"):
+            return torch.empty(0)
+        labels = both(-1).cpu()
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise ValueError(
+                f"tensors[-1] has shape {tuple(labels.shape)} and dtype {labels.dtype}; "
+                f"policy={self.policy!r} needs one integer label a sample there"
+            )
+        return labels
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        if self.features is None:
+            return inputs.flatten(1).cpu()
+        with torch.no_grad():
+            return self.features(inputs).cpu()

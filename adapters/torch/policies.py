@@ -1,0 +1,130 @@
+"""What an episodic memory keeps when it is full: one small function a policy.
+
+A policy gets what is offered and answers with two index tensors of one length: `slots`, the places
+in the memory that are written, and `sources`, the offered samples that go there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Placement = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Samples that come to one task's memory."""
+
+    count: int  # samples offered
+    size: int  # slots in use
+    seen: int  # samples ever offered before these
+    capacity: int
+    labels: Tensor  # of the slots in use, then of the offered samples
+    features: Callable[[], Tensor]  # the same, (size + count, F)
+    generator: torch.Generator
+
+    @property
+    def free(self) -> int:
+        """How many of the offered samples fit without replacing any."""
+        return min(self.capacity - self.size, self.count)
+
+    def draw(self, bound: int) -> int:
+        """Draw one of `bound` numbers."""
+        return int(torch.randint(bound, (), generator=self.generator))
+
+
+def last(offer: Offer) -> Placement:
+    """Keep the latest: a ring."""
+    kept = min(offer.count, offer.capacity)
+    sources = torch.arange(offer.count - kept, offer.count)
+    return (offer.seen + sources) % offer.capacity, sources
+
+
+def random(offer: Offer) -> Placement:
+    """Keep a random choice of what is there and what is offered, drawn anew at each call."""
+    chosen = torch.randperm(offer.size + offer.count, generator=offer.generator)[: offer.capacity]
+    sources = chosen[chosen >= offer.size] - offer.size
+    stays = torch.zeros(offer.capacity, dtype=torch.bool)
+    stays[chosen[chosen < offer.size]] = True
+    return torch.nonzero(~stays).flatten()[: len(sources)], sources
+
+
+def reservoir(offer: Offer) -> Placement:
+    """Keep a uniform choice of all that was ever offered (algorithm R)."""
+    owner: dict[int, int] = {}
+    for source in range(offer.count):
+        place = offer.seen + source
+        slot = place if place < offer.capacity else offer.draw(place + 1)
+        if slot < offer.capacity:
+            owner[slot] = source
+    return torch.tensor(list(owner), dtype=torch.long), torch.tensor(list(owner.values())).long()
+
+
+def balanced(offer: Offer) -> Placement:
+    """Keep equally many of each label: a rarer label's sample replaces one of the commonest's."""
+    labels = offer.labels.tolist()
+    slots: dict[object, list[int]] = {}
+    for slot, label in enumerate(labels[: offer.size]):
+        slots.setdefault(label, []).append(slot)
+    owner: dict[int, int] = {}
+    for source, label in enumerate(labels[offer.size :]):
+        mine = slots.setdefault(label, [])
+        if source < offer.free:
+            slot = offer.size + source
+        else:
+            most = max(slots.values(), key=len)
+            if len(mine) >= len(most):
+                continue
+            slot = most.pop(offer.draw(len(most)))
+        mine.append(slot)
+        owner[slot] = source
+    return torch.tensor(list(owner), dtype=torch.long), torch.tensor(list(owner.values())).long()
+
+
+def herding(offer: Offer) -> Tensor:
+    """Keep, of each label, the samples whose running mean stays closest to the label's mean.
+
+    Unlike the others it puts what is stored in order too, so that the first k samples of a label
+    are always its best k: the answer is the indices, of stored then offered, in their new order.
+    """
+    features = torch.nn.functional.normalize(offer.features().double(), dim=1)
+    ranks = torch.empty(len(features), dtype=torch.long)
+    for label in set(offer.labels.tolist()):
+        mine = torch.nonzero(offer.labels == label).flatten()
+        if mine[-1] < offer.size:  # nothing new: the order stands
+            ranks[mine] = torch.arange(len(mine))
+        else:
+            ranks[mine[herd(features[mine])]] = torch.arange(len(mine))
+    # Best of every label first, then the second best, …: cutting anywhere is balanced.
+    return torch.argsort(ranks, stable=True)[: offer.capacity]
+
+
+def herd(features: Tensor) -> Tensor:
+    """Order samples greedily, so that each prefix's mean is as near as can be to the mean.
+
+    >>> herd(torch.tensor([[0.0], [4.0], [5.0]])).tolist()
+    [1, 0, 2]
+    """
+    mean = features.mean(0)
+    total = torch.zeros_like(mean)
+    left = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    order = []
+    for k in range(1, len(features) + 1):
+        distance = ((total + features) / k - mean).square().sum(1)
+        best = int(torch.where(left, distance, torch.inf).argmin())
+        order.append(best)
+        left[best] = False
+        total += features[best]
+    return torch.tensor(order)
+
+
+PLACING: dict[str, Callable[[Offer], Placement]] = {
+    "last": last,
+    "random": random,
+    "reservoir": reservoir,
+    "balanced": balanced,
+}
