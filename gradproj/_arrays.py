@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import array_api_compat as compat
@@ -33,8 +34,8 @@ def enter(g: Array, G: Array, label: str = "") -> Entered:
     converted to float32 here, once. Everything else is computed where and as it is.
     """
     names = f"g{label}", f"G{label}"
-    for name, x, dimensions in zip(names, (g, G), (1, 2), strict=True):
-        check_array(name, x, dimensions)
+    check_array(names[0], g, 1)
+    check_array(names[1], G, 2)
     xp = common_namespace(names, (g, G))
     if G.shape[1] != g.shape[0]:
         raise ValueError(
@@ -42,7 +43,7 @@ def enter(g: Array, G: Array, label: str = "") -> Entered:
             "the rows of G are the old tasks' gradients, each as long as g"
         )
     dtype = g.dtype
-    if is_half(xp, dtype):
+    if bits(xp, dtype) == 16:
         g, G = xp.astype(g, xp.float32), xp.astype(G, xp.float32)
         inner = enter(g, G, label)
         return Entered(inner.xp, inner.g, inner.G, lambda w: xp.astype(inner.leave(w), dtype))
@@ -58,8 +59,7 @@ def check_array(name: str, x: Array, dimensions: int) -> None:
             f"{name} is a {type(x).__name__}: pass an array of an array-API library "
             "(NumPy, CuPy, torch, …), for example numpy.asarray(…)"
         )
-    xp = compat.array_namespace(x)
-    if not xp.isdtype(x.dtype, "real floating") or xp.finfo(x.dtype).bits not in (16, 32, 64):
+    if bits(namespace(x), x.dtype) not in (16, 32, 64):
         raise TypeError(
             f"{name} has dtype {x.dtype}: gradients are real floating-point numbers of 16, 32 or "
             "64 bits; convert it first"
@@ -74,28 +74,48 @@ def check_array(name: str, x: Array, dimensions: int) -> None:
 def common_namespace(names: tuple[str, ...], arrays: tuple[Array, ...]) -> Any:
     """Return the arrays' one namespace; raise if library, device or dtype differ."""
     first = arrays[0]
+    xp = namespace(first)
     for name, x in zip(names[1:], arrays[1:], strict=True):
-        libraries = [compat.array_namespace(a).__name__.rsplit(".", 1)[-1] for a in (first, x)]
-        if libraries[0] != libraries[1]:
+        if namespace(x) is not xp:
+            libraries = [namespace(a).__name__.rsplit(".", 1)[-1] for a in (first, x)]
             raise TypeError(
                 f"{names[0]} is a {libraries[0]} array and {name} a {libraries[1]} array: "
                 "pass both from one library"
             )
-        if compat.device(first) != compat.device(x):
+        if device(first) != device(x):
             raise ValueError(
-                f"{names[0]} is on device {compat.device(first)} and {name} on {compat.device(x)}: "
+                f"{names[0]} is on device {device(first)} and {name} on {device(x)}: "
                 "move both to one device"
             )
         if first.dtype != x.dtype:
             raise TypeError(
                 f"{names[0]} has dtype {first.dtype} and {name} {x.dtype}: cast both to one dtype"
             )
-    return compat.array_namespace(first)
+    return xp
 
 
-def is_half(xp: Any, dtype: Any) -> bool:
-    """Whether the dtype has 16 bits (float16, bfloat16)."""
-    return int(xp.finfo(dtype).bits) == 16
+def device(x: Array) -> Any:
+    """Return the array's device, or None for NumPy, which has but one and takes None for it."""
+    return None if isinstance(x, np.ndarray) else compat.device(x)
+
+
+_namespaces: dict[type, Any] = {}
+
+
+def namespace(x: Array) -> Any:
+    """Return the array's namespace; looked up once a type, since small layers come by the dozen."""
+    xp = _namespaces.get(type(x))
+    if xp is None:
+        # NumPy 2 is an array-API library itself and needs no wrapper.
+        xp = np if isinstance(x, np.ndarray) else compat.array_namespace(x)
+        _namespaces[type(x)] = xp
+    return xp
+
+
+@cache
+def bits(xp: Any, dtype: Any) -> int:
+    """Return the number of bits of a real floating-point dtype, 0 for any other."""
+    return int(xp.finfo(dtype).bits) if xp.isdtype(dtype, "real floating") else 0
 
 
 def to_host(x: Array) -> HostArray:
@@ -104,9 +124,9 @@ def to_host(x: Array) -> HostArray:
     This is the one transfer that the core makes: the small solve is branchy, the standard has
     neither NNLS nor batched masks for it, and on a GPU it would be bound by kernel launches.
     """
-    if compat.is_numpy_array(x):
+    if isinstance(x, np.ndarray):
         return np.asarray(x, dtype=np.float64)
-    xp = compat.array_namespace(x)
+    xp = namespace(x)
     known = compat.is_torch_array(x) or compat.is_cupy_array(x) or compat.is_jax_array(x)
     cpu = "cpu" if known else xp.__array_namespace_info__().default_device()
     return np.asarray(compat.to_device(x, cpu), dtype=np.float64)
@@ -114,6 +134,6 @@ def to_host(x: Array) -> HostArray:
 
 def from_host(x: HostArray, like: Array) -> Array:
     """Copy a T-sized host array to the library, device and dtype of `like`."""
-    xp = compat.array_namespace(like)
+    xp = namespace(like)
     narrow = x.astype(np.float64 if like.dtype == xp.float64 else np.float32)
-    return xp.asarray(narrow, device=compat.device(like))
+    return narrow if xp is np else xp.asarray(narrow, device=device(like))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import array_api_compat as compat
-
-from gradproj._arrays import Array, check_array, is_half
+from gradproj._arrays import Array, bits, check_array, device, namespace
 
 
 def decompose(G: Array) -> tuple[Array, Array]:
@@ -85,7 +83,7 @@ def gram_schmidt(H: Array, *, tolerance: float | None = None, scale: float | Non
     xp, H, dtype = _enter("H", H, 2)
     T, N = H.shape
     left = xp.asarray(H, copy=True)
-    basis = xp.zeros((0, N), dtype=H.dtype, device=_device(H))
+    basis = xp.zeros((0, N), dtype=H.dtype, device=device(H))
     length = lengths(xp, left)
     if scale is None:
         scale = float(xp.max(length)) if T else 0.0
@@ -142,10 +140,12 @@ def principal_components(
     """
     xp, H, dtype = _enter("H", H, 2)
     T, N = H.shape
-    if k is not None and (isinstance(k, bool) or not (0 < k < 1 if isinstance(k, float) else k >= 0)):
+    if k is not None and (
+        isinstance(k, bool) or not (0 < k < 1 if isinstance(k, float) else k >= 0)
+    ):
         raise ValueError(f"k={k!r}: it should be None, an integer from 0 on, or a float in (0, 1)")
     if min(T, N) == 0:
-        return xp.zeros((0, N), dtype=dtype, device=_device(H))
+        return xp.zeros((0, N), dtype=dtype, device=device(H))
     _, values, directions = xp.linalg.svd(H, full_matrices=False)
     if tolerance is None:
         tolerance = 10 * T * float(xp.finfo(H.dtype).eps)
@@ -160,7 +160,7 @@ def principal_components(
 def lengths(xp: Any, H: Array) -> Array:
     """Return the norm of each row, safe from overflow and underflow at any scale."""
     if H.shape[0] == 0 or H.shape[1] == 0:
-        return xp.zeros(H.shape[0], dtype=H.dtype, device=_device(H))
+        return xp.zeros(H.shape[0], dtype=H.dtype, device=device(H))
     largest = xp.max(xp.abs(H), axis=1)
     unit = xp.where(largest > 0, largest, xp.ones_like(largest))
     return unit * xp.sqrt(xp.sum((H / unit[:, None]) ** 2, axis=1))
@@ -169,12 +169,8 @@ def lengths(xp: Any, H: Array) -> Array:
 def _enter(name: str, x: Array, dimensions: int) -> tuple[Any, Array, Any]:
     """Check an array; return its namespace, itself in at least float32, and its dtype."""
     check_array(name, x, dimensions)
-    xp = compat.array_namespace(x)
-    wide = xp.astype(x, xp.float32) if is_half(xp, x.dtype) else x
+    xp = namespace(x)
+    wide = xp.astype(x, xp.float32) if bits(xp, x.dtype) == 16 else x
     if not bool(xp.all(xp.isfinite(wide))):
         raise ValueError(f"{name} holds NaN or infinity: skip this step")
     return xp, wide, x.dtype
-
-
-def _device(x: Array) -> Any:
-    return compat.device(x)

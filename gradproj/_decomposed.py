@@ -49,8 +49,8 @@ class Decomposed(Method):
     Notes
     -----
     The degenerate cases have defined answers. No old task: w = g. One, or equal ones: nothing is
-    task-specific. Where :math:`\bar g^\top P \bar g` is zero up to rounding, nothing is corrected: a
-    small layer under many tasks has no direction left that would help all of them.
+    task-specific. Where :math:`\bar g^\top P \bar g` is zero up to rounding, nothing is corrected:
+    a small layer under many tasks has no direction left that would help all of them.
 
     References
     ----------

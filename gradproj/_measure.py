@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gradproj._arrays import Array, HostArray, enter, from_host, to_host
+from gradproj._arrays import Array, HostArray, device, enter, from_host, to_host
 
 # Columns a block. One block of 20 float32 rows stays in the second-level cache, and a float32 sum
 # over so few columns is good to about 5e-8; the blocks are added up in float64.
 _BLOCK = 1 << 14
+# One row alone has no dependence between rows to lose: longer blocks are precise enough.
+_BLOCK_OF_ONE = 1 << 17
 # A GPU pays for each block with kernel launches: very long gradients get longer blocks.
 _MOST_BLOCKS = 256
 
@@ -109,11 +111,18 @@ def measure_layers(
     C = to_host(xp.stack([C_l for C_l, _ in blocks]))
     h = to_host(xp.stack([h_l for _, h_l in blocks]))
     widened = [precise] * len(g)
+    squares = np.diagonal(C, axis1=1, axis2=2)
+    products = np.abs(h).max(1, initial=0.0)
+    low, high = _SAFE_SQUARE
+    # The usual case takes four comparisons; a NaN fails each of them.
+    if (
+        squares.size
+        and low < min(squares.min(), products.min())
+        and max(squares.max(), products.max()) < high
+    ):
+        return C, h, widened
     if g[0].dtype != xp.float64 and not precise:
-        squares = np.diagonal(C, axis1=1, axis2=2)
-        low, high = _SAFE_SQUARE
-        safe = ((squares > low) & (squares < high)).all(1)
-        safe &= (np.abs(h).max(1, initial=high) > low) & np.isfinite(h).all(1)
+        safe = ((squares > low) & (squares < high)).all(1) & (products > low) & (products < high)
         for layer in np.flatnonzero(~safe):
             C[layer], h[layer] = map(to_host, _products(xp, g[layer], G[layer], True))
             widened[layer] = True
@@ -126,13 +135,14 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
     if not np.any(c):
         return xp.asarray(g, copy=True)
     if precise and g.dtype != xp.float64:
-        wide = xp.asarray(c, device=None if xp is np else g.device)
+        wide = xp.asarray(c, device=device(g))
         parts = [
             wide @ xp.astype(G[:, cut], xp.float64) + xp.astype(g[cut], xp.float64)
-            for cut in _cuts(g.shape[0])
+            for cut in _cuts(*G.shape)
         ]
         return xp.astype(xp.concat(parts), g.dtype)
-    w = from_host(c, g) @ G
+    # The product of a vector with a single row is oddly slow in BLAS.
+    w = float(c[0]) * G[0, :] if len(c) == 1 else from_host(c, g) @ G
     w += g
     return w
 
@@ -142,10 +152,9 @@ def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]
     if g.dtype == xp.float64:
         return G @ G.T, G @ g
     T = G.shape[0]
-    device = None if xp is np else g.device
-    C = xp.zeros((T, T), dtype=xp.float64, device=device)
-    h = xp.zeros(T, dtype=xp.float64, device=device)
-    for cut in _cuts(g.shape[0]):
+    C = xp.zeros((T, T), dtype=xp.float64, device=device(g))
+    h = xp.zeros(T, dtype=xp.float64, device=device(g))
+    for cut in _cuts(T, g.shape[0]):
         rows, new = G[:, cut], g[cut]
         if precise:
             rows, new = xp.astype(rows, xp.float64), xp.astype(new, xp.float64)
@@ -154,9 +163,9 @@ def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]
     return C, h
 
 
-def _cuts(N: int) -> Iterator[slice]:
-    """Cut N columns into blocks; one empty block if there are none."""
-    block = max(_BLOCK, -(-N // _MOST_BLOCKS))
+def _cuts(T: int, N: int) -> Iterator[slice]:
+    """Cut N columns of T rows into blocks; one empty block if there are none."""
+    block = max(_BLOCK if T > 1 else _BLOCK_OF_ONE, -(-N // _MOST_BLOCKS))
     return (slice(start, min(start + block, N)) for start in range(0, max(N, 1), block))
 
 
@@ -165,6 +174,8 @@ def _check_finite(C: HostArray, h: HostArray, labels: list[str]) -> None:
 
     A NaN or an infinity in row i of G shows in C[i, i]; one in g shows in every entry of h.
     """
+    if np.isfinite(C).all() and np.isfinite(h).all():
+        return
     for layer in np.flatnonzero(~(np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1))):
         squares = np.diagonal(C[layer])
         rows = np.flatnonzero(~np.isfinite(squares))

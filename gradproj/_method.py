@@ -12,7 +12,7 @@ from gradproj._arrays import HostArray
 
 # Relative accuracy below which a squared length counts as zero. Inner products of float64 gradients
 # are good to about 1e-16 of the squared norms, blocked float32 ones to about 5e-8.
-TOLERANCE_64 = 1e-12
+TOLERANCE_64 = 1e-13
 TOLERANCE_32 = 1e-6
 
 

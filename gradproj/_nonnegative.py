@@ -11,15 +11,21 @@ from gradproj._arrays import HostArray
 def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostArray:
     r"""Minimise :math:`\tfrac12 u^\top A u + q^\top u` over :math:`u \ge 0`.
 
-    `A` is positive semidefinite with a unit diagonal, and `q` lies in its range up to rounding. With
-    :math:`A = R^\top R` and :math:`R^\top b = -q` it is the nonnegative least-squares problem
-    :math:`\|R u - b\|^2`. Directions in which `A` is zero up to `tolerance` are left out of R, so
-    equal, opposite and dependent gradients need no regularisation.
+    `A` is positive semidefinite with a unit diagonal. A ridge of a tenth of `tolerance`, about the
+    accuracy of `A`, is added to it: equal, opposite and dependent gradients leave the minimiser
+    open along some directions, and the ridge picks the shortest where rounding would pick a huge
+    one. With :math:`A = R^\top R` and :math:`R^\top b = -q` it is a least-squares problem,
+    :math:`\|R u - b\|^2` over :math:`u \ge 0`; a last step of iterative refinement on the
+    entries that are not zero takes the bias of the ridge out again.
     """
     values, vectors = np.linalg.eigh(A)
-    kept = values > tolerance * values[-1]
-    root = np.sqrt(values[kept])
-    R = root[:, None] * vectors[:, kept].T
-    b = -(vectors[:, kept].T @ q) / root
-    u: HostArray = nnls(R, b, maxiter=100 * len(q))[0]
+    ridge = tolerance / 10
+    root = np.sqrt(np.maximum(values, 0.0) + ridge)
+    u: HostArray = nnls(root[:, None] * vectors.T, -(vectors.T @ q) / root, maxiter=100 * len(q))[0]
+    some = np.flatnonzero(u)
+    if len(some):
+        inner = A[np.ix_(some, some)]
+        residual = -q[some] - inner @ u[some]
+        step = np.linalg.solve(inner + ridge * np.eye(len(some)), residual)
+        u[some] = np.maximum(u[some] + step, 0.0)
     return u

@@ -45,7 +45,12 @@ class Projection:
 
 @overload
 def project(
-    g: Array, G: Array, method: Method = ..., *, full_output: Literal[False] = ..., precise: bool = ...
+    g: Array,
+    G: Array,
+    method: Method = ...,
+    *,
+    full_output: Literal[False] = ...,
+    precise: bool = ...,
 ) -> Array: ...
 @overload
 def project(
@@ -177,9 +182,7 @@ def _project(
 ) -> tuple[list[Array], Solution]:
     """Project each layer; the updates in the caller's form, and the solution of the batch."""
     if not isinstance(method, Method):
-        raise TypeError(
-            f"method is a {type(method).__name__}: pass a method such as gp.Decomposed() or gp.GEM()"
-        )
+        raise TypeError(f"method is a {type(method).__name__}: pass a method, for example gp.GEM()")
     layers = [enter(*pair, label) for *pair, label in zip(g, G, labels, strict=True)]
     _check_alike(layers, labels)
     T = layers[0].G.shape[0] if layers else 0
@@ -188,7 +191,7 @@ def _project(
             if not bool(layer.xp.all(layer.xp.isfinite(layer.g))):
                 raise ValueError(f"g{label} holds NaN or infinity: skip this step")
         copies = [layer.leave(layer.xp.asarray(layer.g, copy=True)) for layer in layers]
-        return copies, method.solve(np.zeros((len(g), 0, 0)), np.zeros((len(g), 0)))
+        return copies, method._solve_layers(np.zeros((len(g), 0, 0)), np.zeros((len(g), 0)), 0.0)
 
     xp = layers[0].xp
     new, old = [layer.g for layer in layers], [layer.G for layer in layers]
@@ -198,7 +201,7 @@ def _project(
         old = [_weigh(rows, weights) for rows in old]
     C, h, widened = measure_layers(xp, new, old, precise, labels)
     exact = precise or new[0].dtype == xp.float64
-    solution = inner.solve(C, h, tolerance=TOLERANCE_64 if exact else TOLERANCE_32)
+    solution = inner._solve_layers(C, h, TOLERANCE_64 if exact else TOLERANCE_32)
     updates = [
         layer.leave(combine_layer(xp, layer.g, rows, c, wide))
         for layer, rows, c, wide in zip(layers, old, solution.coefficients, widened, strict=True)
