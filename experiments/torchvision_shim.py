@@ -51,6 +51,6 @@ def import_torchvision(part: str = "") -> ModuleType:
 
 def _declare_operators() -> None:
     global _library
-    _library = torch.library.Library("torchvision", "DEF")
+    _library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):
-        _library.define(operator + _SIGNATURE)
+        _library.define(operator + _SIGNATURE)  # type: ignore[no-untyped-call]

@@ -103,9 +103,8 @@ class CosineHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scaled cosines, shape (n, out_features)."""
-        return self.scale * functional.linear(
-            functional.normalize(x, dim=1), functional.normalize(self.weight, dim=1)
-        )
+        x, weight = functional.normalize(x, dim=1), functional.normalize(self.weight, dim=1)
+        return self.scale * functional.linear(x, weight)
 
 
 def make_head(kind: str, in_features: int, outputs: int) -> nn.Linear | CosineHead:

@@ -1,0 +1,128 @@
+"""Benchmarks by name: a data set, a way to make tasks of it, and the published sizes."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from gradproj.experiments.data import Dataset, load
+from gradproj.experiments.streams import Stream, permuted, rotated, split
+
+__all__ = ["BENCHMARKS", "Benchmark", "build"]
+
+_BUILDERS: dict[str, Callable[..., Stream]] = {
+    "permuted": permuted,
+    "rotated": rotated,
+    "split": split,
+}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A named benchmark.
+
+    Attributes
+    ----------
+    kind : "permuted", "rotated" or "split"
+    dataset : str
+        As `gradproj.experiments.data.load` takes it.
+    options : mapping
+        Arguments of the builder that differ from its own defaults.
+    """
+
+    kind: str
+    dataset: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "mnist-permutations": Benchmark("permuted", "mnist"),
+    "mnist-rotations": Benchmark("rotated", "mnist"),
+    "split-mnist": Benchmark("split", "mnist", {"tasks": 5}),
+    "split-cifar10": Benchmark("split", "cifar10", {"tasks": 5, "samples": 2500}),
+    "split-cifar100": Benchmark("split", "cifar100", {"tasks": 20, "samples": 2500}),
+    "split-tiny-imagenet": Benchmark("split", "tiny-imagenet", {"tasks": 20, "samples": 2500}),
+    "permuted-fashion-mnist": Benchmark("permuted", "fashion-mnist"),
+    "rotated-fashion-mnist": Benchmark("rotated", "fashion-mnist"),
+    "split-fashion-mnist": Benchmark("split", "fashion-mnist", {"tasks": 5}),
+    "permuted-digits": Benchmark("permuted", "digits", {"tasks": 10}),
+    "rotated-digits": Benchmark("rotated", "digits", {"tasks": 10}),
+    "split-digits": Benchmark("split", "digits", {"tasks": 5}),
+    "class-cifar100": Benchmark(
+        "split", "cifar100", {"tasks": 10, "scenario": "class", "class_order": "numpy-1993"}
+    ),
+    "class-digits": Benchmark("split", "digits", {"tasks": 5, "scenario": "class"}),
+}
+
+
+def build(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    download: bool = True,
+    dataset: Dataset | None = None,
+    dataset_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Stream:
+    """Build the stream of a benchmark.
+
+    Parameters
+    ----------
+    name : str
+        A key of `BENCHMARKS`; or "split:CLASS", "permuted:CLASS", "rotated:CLASS" with a data set
+        class of torchvision ("split:SVHN"); or "split", "permuted", "rotated" with `dataset`.
+    data_dir : path, optional
+        The data folder; else GRADPROJ_DATA, else the user's cache.
+    download : bool
+        Whether a data set that is not there may be downloaded.
+    dataset : Dataset, optional
+        Use this in place of the named data set (`gradproj.experiments.data.from_pair` makes one
+        of torchvision-style objects).
+    dataset_options : mapping, optional
+        Arguments of torchvision's class, and `size`.
+    **options
+        Arguments of the builder: `tasks`, `samples`, `seed`; for splits also `class_order`,
+        `scenario`, `first`.
+
+    Returns
+    -------
+    Stream
+        Named after the benchmark.
+
+    Examples
+    --------
+    >>> stream = build("permuted-digits", tasks=3, seed=1)
+    >>> stream.name, len(stream.tasks), stream.outputs, stream.scenario
+    ('permuted-digits', 3, 10, 'domain')
+    """
+    benchmark = _find(name, dataset is not None)
+    builder = _BUILDERS[benchmark.kind]
+    accepted = list(inspect.signature(builder).parameters)[1:]
+    for option in options:
+        if option not in accepted:
+            raise TypeError(f"{option} is not an option of {name}; it takes {', '.join(accepted)}")
+    chosen = {**benchmark.options, **options}
+    if "tasks" not in chosen and benchmark.kind == "split":
+        raise TypeError(f"tasks is needed for {name}: into how many tasks the classes are split")
+    if dataset is None:
+        dataset = load(
+            benchmark.dataset, data_dir, download=download, **dict(dataset_options or {})
+        )
+    stream = builder(dataset, **chosen)
+    return replace(stream, name=name) if name in BENCHMARKS else stream
+
+
+def _find(name: str, given: bool) -> Benchmark:
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    kind, colon, cls = name.partition(":")
+    if kind in _BUILDERS and (cls if colon else given):
+        return Benchmark(kind, f"torchvision:{cls}")
+    near = get_close_matches(name, BENCHMARKS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+        f"benchmark={name!r} is not known; {hint}use one of {', '.join(BENCHMARKS)}, or "
+        "'split:CLASS', 'permuted:CLASS', 'rotated:CLASS' with a data set class of torchvision"
+    )
