@@ -3,20 +3,23 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from gradproj.experiments.data import Dataset, load
+from gradproj.experiments.schema import nearest
 from gradproj.experiments.streams import Stream, permuted, rotated, split
 
-__all__ = ["BENCHMARKS", "Benchmark", "build"]
+__all__ = ["BENCHMARKS", "Benchmark", "build", "check_options"]
 
 _BUILDERS: dict[str, Callable[..., Stream]] = {
     "permuted": permuted,
     "rotated": rotated,
     "split": split,
 }
+
+
+_WHOLE_NUMBERS = ("tasks", "samples", "seed", "first")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 def build(
     name: str,
     *,
-    data_dir: str | Path | None = None,
+    root: str | Path | None = None,
     download: bool = True,
     dataset: Dataset | None = None,
     dataset_options: Mapping[str, Any] | None = None,
@@ -73,7 +76,7 @@ def build(
     name : str
         A key of `BENCHMARKS`; or "split:CLASS", "permuted:CLASS", "rotated:CLASS" with a data set
         class of torchvision ("split:SVHN"); or "split", "permuted", "rotated" with `dataset`.
-    data_dir : path, optional
+    root : path, optional
         The data folder; else GRADPROJ_DATA, else the user's cache.
     download : bool
         Whether a data set that is not there may be downloaded.
@@ -98,20 +101,31 @@ def build(
     ('permuted-digits', 3, 10, 'domain')
     """
     benchmark = _find(name, dataset is not None)
-    builder = _BUILDERS[benchmark.kind]
-    accepted = list(inspect.signature(builder).parameters)[1:]
-    for option in options:
-        if option not in accepted:
-            raise TypeError(f"{option} is not an option of {name}; it takes {', '.join(accepted)}")
-    chosen = {**benchmark.options, **options}
-    if "tasks" not in chosen and benchmark.kind == "split":
-        raise TypeError(f"tasks is needed for {name}: into how many tasks the classes are split")
+    check_options(name, options, dataset)
     if dataset is None:
-        dataset = load(
-            benchmark.dataset, data_dir, download=download, **dict(dataset_options or {})
-        )
-    stream = builder(dataset, **chosen)
+        dataset = load(benchmark.dataset, root, download=download, **dict(dataset_options or {}))
+    stream = _BUILDERS[benchmark.kind](dataset, **{**benchmark.options, **options})
     return replace(stream, name=name) if name in BENCHMARKS else stream
+
+
+def check_options(name: str, options: Mapping[str, Any], dataset: Dataset | None = None) -> None:
+    """Check a benchmark's name and options before any data is touched; raise a ValueError.
+
+    Examples
+    --------
+    >>> check_options("split-digits", {"task": 5})
+    Traceback (most recent call last):
+    ValueError: option of split-digits 'task' is not known; did you mean 'tasks'?
+    """
+    benchmark = _find(name, dataset is not None)
+    accepted = list(inspect.signature(_BUILDERS[benchmark.kind]).parameters)[1:]
+    for option, value in options.items():
+        if option not in accepted:
+            raise ValueError(nearest(option, accepted, f"option of {name}"))
+        if option in _WHOLE_NUMBERS and type(value) is not int and value is not None:
+            raise ValueError(f"{option}={value!r} must be a whole number")
+    if benchmark.kind == "split" and "tasks" not in {**benchmark.options, **options}:
+        raise ValueError(f"tasks is needed for {name}: into how many tasks to split the classes")
 
 
 def _find(name: str, given: bool) -> Benchmark:
@@ -120,9 +134,8 @@ def _find(name: str, given: bool) -> Benchmark:
     kind, colon, cls = name.partition(":")
     if kind in _BUILDERS and (cls if colon else given):
         return Benchmark(kind, f"torchvision:{cls}")
-    near = get_close_matches(name, BENCHMARKS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(
-        f"benchmark={name!r} is not known; {hint}use one of {', '.join(BENCHMARKS)}, or "
-        "'split:CLASS', 'permuted:CLASS', 'rotated:CLASS' with a data set class of torchvision"
+        nearest(name, BENCHMARKS, "benchmark")
+        + " Any data set class of torchvision works as 'split:CLASS', 'permuted:CLASS' or "
+        "'rotated:CLASS'."
     )

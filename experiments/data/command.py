@@ -3,29 +3,27 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from gradproj.experiments.data.files import DataError, data_dir
 from gradproj.experiments.data.registry import SOURCES, find_source, load
 from gradproj.experiments.data.source import Source
 
-__all__ = ["add_parser", "run"]
+__all__ = ["HELP", "configure", "execute"]
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the `data` command to a parser's subparsers; the parsed `run(args)` does the work.
+HELP = "list, fetch and verify data sets"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command.
 
     Examples
     --------
     >>> parser = argparse.ArgumentParser()
-    >>> _ = add_parser(parser.add_subparsers())
-    >>> args = parser.parse_args(["data", "--data-dir", "somewhere", "list"])
-    >>> args.action, args.run is run
-    ('list', True)
+    >>> configure(parser)
+    >>> parser.parse_args(["fetch", "mnist"]).names
+    ['mnist']
     """
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "data", help="list, fetch and verify data sets"
-    )
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
@@ -41,18 +39,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"data sets: {', '.join(SOURCES)} (default: all)"
     )
-    parser.set_defaults(run=run)
-    return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     """Carry out the command; return the exit status."""
     root = data_dir(args.data_dir)
-    try:
-        sources = [find_source(name) for name in args.names] or list(SOURCES.values())
-    except ValueError as error:
-        print(f"gradproj data: {error}", file=sys.stderr)
-        return 2
+    sources = [find_source(name) for name in args.names] or list(SOURCES.values())
     if args.action == "where":
         print(root)
         return 0
@@ -60,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
         _list(sources, root)
         return 0
     if args.action == "fetch" and not args.names:
-        print("gradproj data fetch: name the data sets, or 'gradproj data list'", file=sys.stderr)
-        return 2
+        raise ValueError(f"names: say what to fetch: {', '.join(SOURCES)}")
     return _check(sources, root, fetch=args.action == "fetch")
 
 

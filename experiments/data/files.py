@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["DataError", "data_dir", "file_md5", "read_checked", "user_cache", "writing"]
 
 
-class DataError(RuntimeError):
+class DataError(OSError):
     """A data set is missing, damaged or cannot be stored; the message says what to do."""
 
 
@@ -47,6 +47,8 @@ def writing(what: str, folder: Path) -> Iterator[None]:
     """Turn failures to write (no permission, disk full) into a DataError that names the folder."""
     try:
         yield
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(
             f"cannot write {what} in {folder}: {error.strerror or error}; free some space, or "

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from gradproj.experiments.data.dataset import Dataset
 from gradproj.experiments.data.files import DataError
+from gradproj.experiments.schema import nearest
 from gradproj.experiments.torchvision_shim import import_torchvision
 
 __all__ = ["from_pair", "load_torchvision"]
@@ -48,9 +48,7 @@ def load_torchvision(
     """
     datasets = import_torchvision("datasets")
     if name not in datasets.__all__:
-        near = get_close_matches(name, datasets.__all__, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"dataset={name!r} is no data set class of torchvision{hint}")
+        raise ValueError(nearest(name, datasets.__all__, "data set class of torchvision"))
     maker = getattr(datasets, name)
     accepted = inspect.signature(maker).parameters
     if "download" in accepted:

@@ -1,6 +1,5 @@
 """All data sets by name."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from gradproj.experiments.data.from_torchvision import load_torchvision
 from gradproj.experiments.data.mnist import FASHION_MNIST, MNIST
 from gradproj.experiments.data.source import Source
 from gradproj.experiments.data.tiny_imagenet import TINY_IMAGENET
+from gradproj.experiments.schema import nearest
 
 __all__ = ["SOURCES", "find_source", "load"]
 
@@ -60,10 +60,5 @@ def load(
 def find_source(name: str) -> Source:
     """Look up a downloadable data set; an unknown name is told its nearest neighbour."""
     if name not in SOURCES:
-        near = get_close_matches(name, ["digits", *SOURCES], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(
-            f"dataset={name!r} is not known; {hint}use one of digits, {', '.join(SOURCES)}, or "
-            "'torchvision:CLASS'"
-        )
+        raise ValueError(nearest(name, ["digits", *SOURCES], "data set"))
     return SOURCES[name]

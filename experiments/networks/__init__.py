@@ -1,8 +1,7 @@
 """The networks of the experiments, by name, seeded without touching torch's global generator."""
 
 import inspect
-from collections.abc import Callable
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,9 @@ from gradproj.experiments.networks.mlp import mlp
 from gradproj.experiments.networks.network import CosineHead, Network, seeded
 from gradproj.experiments.networks.resnet import resnet
 from gradproj.experiments.networks.wide_resnet import wide_resnet
+from gradproj.experiments.schema import nearest
 
-__all__ = ["NETWORKS", "CosineHead", "Network", "build", "seeded"]
+__all__ = ["NETWORKS", "CosineHead", "Network", "build", "check_options", "seeded"]
 
 NETWORKS: dict[str, Callable[..., Network]] = {
     "mlp": mlp,
@@ -61,15 +61,25 @@ def build(
     >>> net.head
     Linear(in_features=32, out_features=10, bias=True)
     """
-    if name not in NETWORKS:
-        near = get_close_matches(name, NETWORKS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"network={name!r} is not known; {hint}use one of {', '.join(NETWORKS)}")
-    known = list(inspect.signature(NETWORKS[name]).parameters)[2:]
-    for option in options:
-        if option not in known:
-            raise TypeError(f"{option} is not an option of {name}; it takes {', '.join(known)}")
+    check_options(name, options)
     if outputs < 1:
         raise ValueError(f"outputs={outputs} must be at least 1")
     with seeded(seed):
         return NETWORKS[name](outputs, input_shape, **options)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Raise a ValueError if the network or one of the names of its options is not known.
+
+    Examples
+    --------
+    >>> check_options("mlp", {"hiden": [5, 5]})
+    Traceback (most recent call last):
+    ValueError: option of mlp 'hiden' is not known; did you mean 'hidden'?
+    """
+    if name not in NETWORKS:
+        raise ValueError(nearest(name, NETWORKS, "network"))
+    known = list(inspect.signature(NETWORKS[name]).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise ValueError(nearest(option, known, f"option of {name}"))
