@@ -1,0 +1,141 @@
+"""The adapter against the slow reference, on the kinds of networks that people have."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch_reference import assert_grads_equal, gradient, mlp, projected
+
+import gradproj as gp
+from gradproj.adapters.torch import Projector
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, stride=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.embed(x)).mean(1))
+
+
+NETWORKS = {
+    "mlp": (lambda: mlp(6, 8, 8, 3), lambda: torch.randn(5, 6)),
+    "convolutional": (convolutional, lambda: torch.randn(5, 2, 6, 6)),
+    "transformer": (Encoder, lambda: torch.randint(11, (5, 7))),
+}
+
+
+def loss(model, x, y):
+    return cross_entropy(model(x), y)
+
+
+def setting(kind, tasks):
+    build, draw = NETWORKS[kind]
+    model = build()
+    return model, [(draw(), torch.randint(3, (5,))) for _ in range(tasks + 1)]
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5])
+@pytest.mark.parametrize("layers", ["module", "tensor", "child", "all"])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_w_is_what_the_equations_say(kind, layers, strength):
+    model, batches = setting(kind, 3)
+    grads = [gradient(model, loss(model, *batch)) for batch in batches]
+    expected = projected(model, grads[0], grads[1:], layers, strength)
+    projector = Projector(model, gp.Decomposed(strength=strength), layers)
+    projector.backward(loss(model, *batches[0]), (loss(model, *b) for b in batches[1:]))
+    assert_grads_equal(model, expected)
+    assert projector.copied == 0
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_callables_batches_and_pieces_give_the_same_bits(kind):
+    model, (new, *old) = setting(kind, 3)
+    model.eval()  # the order of passes must not matter for this comparison
+    answers = []
+
+    def keep():
+        answers.append([p.grad.clone() for p in model.parameters()])
+
+    projector = Projector(model, engine="loop")
+    projector.backward(loss(model, *new), [loss(model, *b) for b in old])
+    keep()
+    projector.backward(lambda: loss(model, *new), (lambda b=b: loss(model, *b) for b in old))
+    keep()
+    projector.backward_batches(loss, new, old)
+    keep()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for task, batch in enumerate(old):
+        optimizer.zero_grad()
+        loss(model, *batch).backward()
+        projector.store(task)
+    optimizer.zero_grad()
+    loss(model, *new).backward()
+    projector.project()
+    keep()
+    for answer in answers[1:]:
+        for a, b in zip(answers[0], answer, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("method", [gp.GEM(0.5), gp.AGEM(), gp.Decomposed(rank=1, strength=0.2)])
+def test_every_method_agrees_with_the_core_on_joined_gradients(method):
+    model, batches = setting("mlp", 4)
+    grads = [gradient(model, loss(model, *b)) for b in batches]
+    flat = torch.stack([torch.cat([g.flatten() for g in each.values()]) for each in grads])
+    expected = gp.project(flat[0], flat[1:], method)
+    Projector(model, method, "all").backward(
+        loss(model, *batches[0]), [loss(model, *b) for b in batches[1:]]
+    )
+    found = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_diagnostics_have_one_entry_a_layer():
+    model, (new, *old) = setting("mlp", 3)
+    projector = Projector(model)
+    projector.backward(loss(model, *new), [loss(model, *b) for b in old])
+    assert projector.last.coefficients.shape == (3, 3)
+    assert projector.last.rank.tolist() == [2, 2, 2]
+    assert projector.last.corrected.shape == projector.last.multiplier.shape == (3,)
+
+
+def test_without_old_tasks_w_is_the_gradient():
+    model, (new,) = setting("mlp", 0)
+    expected = gradient(model, loss(model, *new))
+    projector = Projector(model)
+    projector.backward(loss(model, *new))
+    for name, p in model.named_parameters():
+        assert torch.equal(p.grad, expected[name])
+    assert projector.last.coefficients.shape == (3, 0)
+
+
+def test_equal_seeds_give_equal_bits():
+    def run():
+        torch.manual_seed(3)
+        model, (new, *old) = setting("convolutional", 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        projector = Projector(model, gp.SGEM(seed=5))
+        for _ in range(5):
+            projector.backward(lambda: loss(model, *new), (loss(model, *b) for b in old))
+            optimizer.step()
+        return model.state_dict()
+
+    first, second = run(), run()
+    assert all(torch.equal(first[name], second[name]) for name in first)

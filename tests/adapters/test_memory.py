@@ -1,0 +1,193 @@
+import pytest
+import torch
+
+from gradproj.adapters.torch import EpisodicMemory
+from gradproj.adapters.torch.policies import herd
+
+POLICIES = ("last", "random", "reservoir", "balanced", "herding")
+
+
+def fill(memory, count=100, step=7, task=0):
+    x = torch.arange(count).float()[:, None]
+    for part in torch.arange(count).split(step):
+        memory.add(task, x[part], part % 3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("count", [5, 12, 100])
+def test_a_memory_never_holds_more_than_it_may_and_all_it_can(policy, count):
+    memory = EpisodicMemory(12, policy)
+    fill(memory, count)
+    x, y = memory.all(0)
+    assert len(memory) == len(x) == min(count, 12)
+    values = x.flatten().long()
+    assert len(values.unique()) == len(x)  # no sample twice
+    assert torch.equal(values % 3, y)  # inputs and labels stay together
+
+
+def test_last_is_a_ring():
+    memory = EpisodicMemory(5, "last")
+    fill(memory, 23, step=3)
+    assert sorted(memory.all(0)[0].flatten().tolist()) == [18, 19, 20, 21, 22]
+    memory.add(0, torch.arange(100.0, 120.0)[:, None], torch.zeros(20, dtype=torch.long))
+    assert sorted(memory.all(0)[0].flatten().tolist()) == [115, 116, 117, 118, 119]
+
+
+@pytest.mark.parametrize(("policy", "step"), [("reservoir", 7), ("random", 60)])
+def test_choices_are_uniform(policy, step):
+    runs, kept, count = 400, 10, 60
+    hits = torch.zeros(count)
+    for seed in range(runs):
+        memory = EpisodicMemory(kept, policy, seed=seed)
+        fill(memory, count, step)
+        hits[memory.all(0)[0].flatten().long()] += 1
+    share = kept / count
+    sigma = (share * (1 - share) / runs) ** 0.5
+    assert (hits / runs - share).abs().max() < 4.5 * sigma
+    assert abs(float(hits[: count // 2].sum() / hits.sum()) - 0.5) < 0.03
+
+
+def test_random_may_be_called_again():
+    memory = EpisodicMemory(10, "random")
+    fill(memory, 100, step=10)
+    assert memory.all(0)[0].max() > 50  # the later ones are favoured
+
+
+def test_balanced_keeps_labels_level_whatever_comes():
+    memory = EpisodicMemory(9, "balanced")
+    labels = torch.tensor([0] * 50 + [1] * 4 + [2] * 20)
+    for part in torch.arange(74).split(6):
+        memory.add(0, part.float(), labels[part])
+    assert torch.bincount(memory.all(0)[1]).tolist() == [3, 3, 3]
+
+
+def test_balanced_shrinks_old_labels_as_new_ones_come():
+    memory = EpisodicMemory(12, "balanced")
+    for label in range(4):
+        memory.add("all", torch.randn(30, 2), torch.full((30,), label))
+    assert torch.bincount(memory.all("all")[1]).tolist() == [3, 3, 3, 3]
+
+
+def test_herding_order_by_hand():
+    # Mean 3. First 4 (distance 1), then 0 (mean 2, against 4.5 with 5), then 5.
+    assert herd(torch.tensor([[0.0], [4.0], [5.0]])).tolist() == [1, 0, 2]
+
+
+def test_herding_keeps_the_best_of_each_label_first():
+    torch.manual_seed(1)
+    x, y = torch.randn(40, 3) + 2, torch.arange(40) % 2
+    memory = EpisodicMemory(6, "herding")
+    memory.add(0, x, y)
+    kept, labels = memory.all(0)
+    unit = torch.nn.functional.normalize(x.double(), dim=1)
+    for label in (0, 1):
+        mine = torch.nonzero(y == label).flatten()
+        assert torch.equal(kept[labels == label], x[mine[herd(unit[mine])[:3]]])
+    best = kept[labels == 0]
+    # New labels take their share; of the old ones the best stay, in order.
+    memory.add(0, torch.randn(20, 3), torch.full((20,), 2))
+    fewer, labels = memory.all(0)
+    assert torch.bincount(labels).tolist() == [2, 2, 2]
+    assert torch.equal(fewer[labels == 0], best[:2])
+
+
+def test_herding_sees_the_features_it_is_given():
+    x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [9.0, 9.1]])
+    memory = EpisodicMemory(1, "herding", features=lambda x: torch.cat([x[:, :1], x[:, :1] + 1], 1))
+    memory.add(0, x, torch.zeros(3, dtype=torch.long))
+    features = torch.nn.functional.normalize(torch.stack([x[:, 0], x[:, 0] + 1], 1).double(), dim=1)
+    assert torch.equal(memory.all(0)[0][0], x[herd(features)[0]])
+
+
+def test_batches_are_drawn_without_replacement_from_one_seed():
+    memories = [EpisodicMemory(50, seed=s) for s in (3, 3, 4)]
+    draws = []
+    for memory in memories:
+        fill(memory, 50)
+        draws.append([memory.sample(0, 20)[0].flatten().tolist() for _ in range(3)])
+    assert draws[0] == draws[1] != draws[2]
+    assert draws[0][0] != draws[0][1]
+    assert all(len(set(batch)) == 20 for batch in draws[0])
+    assert len(memories[0].sample(0, 500)[0]) == 50
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 4, 4)])
+def test_any_shape_and_dtype(shape, dtype):
+    memory = EpisodicMemory(4)
+    memory.add("a", torch.ones(6, *shape).to(dtype), torch.zeros(6, 2), torch.arange(6))
+    x, extra, y = memory.sample("a", 3)
+    assert (x.dtype, x.shape[1:], extra.shape[1:], len(y)) == (dtype, torch.Size(shape), (2,), 3)
+
+
+def test_one_task_or_all():
+    memory = EpisodicMemory(4)
+    fill(memory, 10, task=0)
+    fill(memory, 3, task="late")
+    assert memory.tasks == (0, "late")
+    assert len(memory) == 7
+    assert torch.equal(memory.all()[0], torch.cat([memory.all(0)[0], memory.all("late")[0]]))
+
+
+def test_split_is_a_partition_drawn_anew():
+    memory = EpisodicMemory(20)
+    fill(memory, 20)
+    memory.add(1, torch.arange(100.0, 103.0)[:, None], torch.arange(3))
+    first, second = memory.split(5), memory.split(5)
+    assert [len(x) for x, _ in first] == [5, 5, 5, 4, 4]
+    together = torch.cat([x for x, _ in first]).flatten().sort().values
+    assert together.tolist() == [*range(20), 100, 101, 102]
+    assert not torch.equal(first[0][0], second[0][0])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_memory_that_was_saved_goes_on_as_if_nothing_had_happened(policy, tmp_path):
+    whole, saved = EpisodicMemory(12, policy, seed=1), EpisodicMemory(12, policy, seed=1)
+    for memory in (whole, saved):
+        fill(memory, 40)
+        fill(memory, 5, task=1)
+        memory.sample(0, 3)
+    torch.save(saved.state_dict(), tmp_path / "memory.pt")
+    loaded = EpisodicMemory(12, policy, seed=99)
+    loaded.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    for memory in (whole, loaded):
+        fill(memory, 40)
+        fill(memory, 30, task=1)
+    assert whole.tasks == loaded.tasks
+    for task in whole.tasks:
+        for a, b in zip(whole.sample(task, 7), loaded.sample(task, 7), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_what_is_stored_does_not_alias_what_was_offered():
+    memory, x = EpisodicMemory(4), torch.zeros(2, 3)
+    memory.add(0, x)
+    x += 1
+    assert memory.all(0)[0].sum() == 0
+
+
+def test_errors_say_what_is_wrong():
+    with pytest.raises(ValueError, match="per_task=0; keep at least one sample a task"):
+        EpisodicMemory(0)
+    with pytest.raises(ValueError, match="policy='first' is not known; use 'last', 'random'"):
+        EpisodicMemory(policy="first")
+    memory = EpisodicMemory()
+    with pytest.raises(
+        ValueError, match=r"tensors have shapes \[\(2,\), \(3,\)\]; pass one or mor"
+    ):
+        memory.add(0, torch.zeros(2), torch.zeros(3))
+    with pytest.raises(ValueError, match="with the samples along axis 0"):
+        memory.add(0)
+    memory.add(0, torch.zeros(2))
+    with pytest.raises(ValueError, match="tensors of task 0 have changed from"):
+        memory.add(0, torch.zeros(2, 2))
+    with pytest.raises(KeyError, match="task 5 is not in the memory; it has"):
+        memory.sample(5, 1)
+    with pytest.raises(ValueError, match="n=3; the 2 samples split into 1 to 2 parts"):
+        memory.split(3)
+    with pytest.raises(
+        ValueError, match=r"tensors\[-1\] has shape .*needs one integer label a sam"
+    ):
+        EpisodicMemory(policy="balanced").add(0, torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="state has policy='last' and the memory 'random'; build"):
+        EpisodicMemory(policy="random").load_state_dict(memory.state_dict())
