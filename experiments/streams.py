@@ -37,7 +37,7 @@ class Part:
         x = self.images if self.rows is None else self.images[self.rows]
         if self.pixels is not None:
             x = move_pixels(x, self.pixels)
-        return x.to(torch.float32).div_(self.scale), self.labels
+        return x.to(torch.float32).div_(self.scale), self.labels.clone()
 
     def __len__(self) -> int:
         return len(self.labels)
