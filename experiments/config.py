@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from gradproj.experiments import methods
+from gradproj.experiments import benchmarks, methods, networks
 from gradproj.experiments.schema import ConfigError, check, ranged, to_plain
 
 __all__ = ["VERSION", "MemoryConfig", "RunConfig", "merge", "parse_overrides", "resolve"]
@@ -120,15 +120,17 @@ def resolve(values: Mapping[str, Any]) -> RunConfig:
     if not isinstance(options, Mapping):
         raise ConfigError(f"options={options!r} must be a table of keys and values")
     checked = check(learner.Options, options, "options.")
-    check_benchmark(config)
+    _check_names(config)
     return RunConfig(**{**_shallow(config), "options": checked})
 
 
-def check_benchmark(config: RunConfig) -> None:
-    """Check the names and keyword arguments meant for the stream and the network."""
-    from gradproj.experiments import benchmarks
-
-    benchmarks.check_options(config.benchmark, config.stream)
+def _check_names(config: RunConfig) -> None:
+    # Their own checks, before any data is touched.
+    try:
+        benchmarks.check_options(config.benchmark, config.stream)
+        networks.check_options(config.network, config.network_options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

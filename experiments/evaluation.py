@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from gradproj.experiments import metrics
 from gradproj.experiments.learner import Learner
 from gradproj.experiments.streams import Stream
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "summarise"]
 
 
 @torch.no_grad()
@@ -33,3 +36,18 @@ def evaluate(
         accuracies.append(correct / len(y))
     learner.model.train(was_training)
     return accuracies
+
+
+def summarise(matrix: list[list[float]], baseline: list[float]) -> dict[str, float]:
+    """Return all metrics of an accuracy matrix; of one with unmeasured rows, ACC alone."""
+    if any(math.isnan(value) for row in matrix for value in row):
+        return {"acc": sum(matrix[-1]) / len(matrix[-1])}
+    return {
+        "acc": metrics.average_accuracy(matrix),
+        "bwt_pairs": metrics.backward_transfer(matrix, "pairs"),
+        "bwt_tasks": metrics.backward_transfer(matrix, "tasks"),
+        "fwt_pairs": metrics.forward_transfer(matrix, baseline, "pairs"),
+        "forgetting": metrics.forgetting(matrix),
+        "learning_accuracy": metrics.learning_accuracy(matrix),
+        "average_incremental_accuracy": metrics.average_incremental_accuracy(matrix),
+    }

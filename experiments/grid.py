@@ -143,3 +143,21 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gradproj.experiments.runner"])
     return context
+
+
+def execute_all(
+    jobs: Sequence[Job],
+    show: Callable[[Event], None],
+    *,
+    engine: str = "processes",
+    workers: int | None = None,
+    address: str | None = None,
+) -> list[Outcome]:
+    """Do all jobs on the chosen engine; a single one stays in this process."""
+    if engine == "ray":
+        from gradproj.experiments.ray_grid import run_on_ray
+
+        return run_on_ray(jobs, show, address, workers)
+    if len(jobs) == 1:
+        return [execute(jobs[0], show)]
+    return run_in_processes(jobs, show, workers)

@@ -174,6 +174,10 @@ class Learner:
             return self.masks[: max(self.current, 0) + 1].amax(0)
         return self.masks[task if isinstance(task, int) else task.index]
 
+    def mask_rows(self, tasks: Tensor) -> Tensor:
+        """Return the mask of each sample, by the number of the task that it belongs to."""
+        return self.mask(0) if self.stream.scenario == "class" else self.masks[tasks]
+
     @staticmethod
     def loss(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """Mean cross-entropy over the outputs that `mask` (one row, or one a sample) lets compete."""

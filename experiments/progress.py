@@ -84,7 +84,6 @@ class PlainDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._started: dict[str, float] = {}
-        self._losses: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -98,13 +97,13 @@ class PlainDisplay:
         """Print a line, if the event deserves one."""
         start = self._started.setdefault(event.run, time.monotonic())
         if event.kind == "step":
-            self._losses[event.run] = float(event.loss)
-        elif event.kind == "task":
+            return
+        if event.kind == "task":
             done = event.task + 1
             left = (time.monotonic() - start) / done * (event.tasks - done)
             self._print(
                 f"{event.run}: task {done}/{event.tasks}, step {event.step}, "
-                f"loss {self._losses.get(event.run, 0.0):.3f}, "
+                f"loss {float(event.loss):.3f}, "
                 f"accuracy {event.accuracy:.4f}, about {left:.0f} s left"
             )
         else:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from gradproj.experiments import benchmarks, methods, metrics, rng
+from gradproj.experiments import benchmarks, methods, rng
 from gradproj.experiments.config import RunConfig
-from gradproj.experiments.evaluation import evaluate
+from gradproj.experiments.evaluation import evaluate, summarise
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.progress import Event
 from gradproj.experiments.schema import ConfigError
@@ -136,6 +136,7 @@ class Run:
         self.order = rng.generator(config.seed, "order")
         self.position = Position()
         self.record = Record()
+        self._loss: Tensor | float = math.nan
         self._stop = False
 
     def execute(self) -> dict[str, Any]:
@@ -212,7 +213,7 @@ class Run:
             self._maybe_checkpoint()
 
     def _log(self, task: Task, phase: Phase, step: Step, seconds: float, done: float) -> None:
-        at = self.position
+        at, self._loss = self.position, step.loss
         row: dict[str, Any] = {"step": at.total, "task": task.index, "phase": phase.name}
         row |= {"epoch": at.epoch, "loss": step.loss}
         if step.corrected is not None:
@@ -247,6 +248,7 @@ class Run:
                 task=task.index,
                 tasks=len(self.stream.tasks),
                 step=self.position.total,
+                loss=self._loss,
                 accuracy=sum(row) / len(row),
             )
         )
@@ -268,14 +270,14 @@ class Run:
             "seed": self.config.seed,
             "accuracy_matrix": _jsonable(record.matrix),
             "baseline": record.baseline,
-            "metrics": metrics.summary(record.matrix, record.baseline),
+            "metrics": summarise(record.matrix, record.baseline),
             "steps": self.position.total,
             "train_seconds": round(record.train_seconds, 3),
             "evaluation_seconds": round(record.evaluation_seconds, 3),
         }
         if record.averaged:
             result["averaged_accuracy_matrix"] = _jsonable(record.averaged)
-            result["averaged_metrics"] = metrics.summary(record.averaged, record.baseline)
+            result["averaged_metrics"] = summarise(record.averaged, record.baseline)
         return result
 
     # Stopping and going on ---------------------------------------------------------------------

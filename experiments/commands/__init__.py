@@ -1,0 +1,1 @@
+"""The commands of `gradproj`, one module each."""

@@ -1,0 +1,24 @@
+"""`gradproj demo`: four methods on the embedded digits, in a minute or two."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gradproj.experiments import demo
+
+__all__ = ["HELP", "configure", "execute"]
+
+HELP = "compare ours, GEM, A-GEM and fine-tuning on embedded data, with a table and a figure"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--out", type=Path, default=Path("runs") / "demo", help="where results go")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
+    parser.add_argument("--jobs", type=int, help="runs at a time; one for each core by default")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run the demo."""
+    return demo.run_demo(args.out, seeds=args.seeds, workers=args.jobs)

@@ -1,0 +1,51 @@
+"""`gradproj list`: what there is to run."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+
+from rich.console import Console
+from rich.table import Table
+
+from gradproj.experiments import benchmarks, methods, networks, presets
+
+__all__ = ["HELP", "configure", "execute"]
+
+HELP = "show benchmarks, methods, networks and presets"
+KINDS = ("benchmarks", "methods", "networks", "presets")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="all but presets without it")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print the chosen lists."""
+    console = Console()
+    for kind in [args.kind] if args.kind else KINDS[:-1]:
+        console.print({"methods": _methods, "presets": _presets}.get(kind, lambda: _names(kind))())
+    if not args.kind:
+        console.print(f"{len(presets.available())} presets; see `gradproj list presets`")
+    return 0
+
+
+def _methods() -> Table:
+    table = Table(title="methods", title_justify="left")
+    for column in ("name", "scenarios", "what it does", "options"):
+        table.add_column(column, overflow="fold")
+    for name, learner in methods.available().items():
+        summary = (inspect.getdoc(learner) or "").splitlines()[0]
+        options = ", ".join(learner.Options.__dataclass_fields__)
+        table.add_row(name, ", ".join(learner.scenarios), summary, options)
+    return table
+
+
+def _presets() -> str:
+    return "\n".join(presets.available())
+
+
+def _names(kind: str) -> str:
+    found = {"benchmarks": benchmarks.BENCHMARKS, "networks": networks.NETWORKS}[kind]
+    return f"{kind}: " + ", ".join(found)

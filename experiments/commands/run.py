@@ -1,0 +1,125 @@
+"""`gradproj run`: one run or many, from presets or from a benchmark and a method."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gradproj.experiments import presets
+from gradproj.experiments.config import RunConfig, merge, parse_overrides, resolve
+from gradproj.experiments.grid import Job, Outcome, execute_all
+from gradproj.experiments.progress import make_display
+from gradproj.experiments.schema import ConfigError
+
+__all__ = ["HELP", "configure", "execute", "make_jobs"]
+
+HELP = "train and evaluate; results go to a folder for each run"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help="such as mnist-permutations/ours")
+    parser.add_argument("--benchmark", help="instead of a preset, together with --method")
+    parser.add_argument("--method", help="instead of a preset, together with --benchmark")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a value: lr=0.03 memory.batch=0 options.strength=0.25",
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="parent of the run folders")
+    parser.add_argument("--data-dir", type=Path, help="where the data sets are or go")
+    parser.add_argument("--resume", action="store_true", help="continue unfinished runs")
+    parser.add_argument("--force", action="store_true", help="start over, finished or not")
+    parser.add_argument("--jobs", type=int, help="runs at a time; one for each core by default")
+    parser.add_argument("--engine", choices=["processes", "ray"], default="processes")
+    parser.add_argument("--address", help="of the Ray cluster; a local one without it")
+    parser.add_argument("--device", default="cpu", help="such as cuda:0")
+    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard files too")
+    parser.add_argument(
+        "--checkpoint-seconds", type=float, default=60.0, metavar="S", help="time between checkpoints"
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Do the runs and say how they ended."""
+    jobs = make_jobs(
+        args.presets,
+        benchmark=args.benchmark,
+        method=args.method,
+        seeds=args.seeds,
+        overrides=args.set,
+        out=args.out,
+        arguments={
+            "data_dir": args.data_dir,
+            "resume": args.resume,
+            "force": args.force,
+            "device": args.device,
+            "tensorboard": args.tensorboard,
+            "checkpoint_seconds": args.checkpoint_seconds,
+        },
+    )
+    console = Console()
+    with make_display([job.name for job in jobs], console) as display:
+        outcomes = execute_all(
+            jobs, display, engine=args.engine, workers=args.jobs, address=args.address
+        )
+    return _summarise(outcomes, args.out, console)
+
+
+def make_jobs(
+    names: Sequence[str],
+    *,
+    benchmark: str | None = None,
+    method: str | None = None,
+    seeds: Sequence[int] = (0,),
+    overrides: Sequence[str] = (),
+    out: Path = Path("runs"),
+    arguments: Mapping[str, Any],
+) -> list[Job]:
+    """List the runs: every preset (or the benchmark with the method) with every seed.
+
+    The folder of a run is `out/benchmark/entry/seed-N`; values changed by hand become part of the
+    entry, so that they never land in the folder of the preset itself.
+    """
+    if bool(names) == bool(benchmark or method) or bool(benchmark) != bool(method):
+        raise ConfigError("name one or more presets, or both --benchmark and --method")
+    changes = parse_overrides(overrides)
+    suffix = "".join(f",{pair.replace('/', '_')}" for pair in sorted(overrides))
+    jobs = []
+    for name in names or [f"{benchmark}/{method}"]:
+        for seed in dict.fromkeys(seeds):
+            config = _config(name, benchmark, method, merge(changes, {"seed": seed}))
+            run = f"{name.replace(':', '-')}{suffix}/seed-{seed}"
+            jobs.append(Job(run, config, out / run, dict(arguments)))
+    return jobs
+
+
+def _config(
+    name: str, benchmark: str | None, method: str | None, changes: Mapping[str, Any]
+) -> RunConfig:
+    if benchmark and method:
+        return resolve(merge({"benchmark": benchmark, "method": method}, changes))
+    return presets.find(name, changes)
+
+
+def _summarise(outcomes: Sequence[Outcome], out: Path, console: Console) -> int:
+    kinds = [outcome.kind for outcome in outcomes]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    console.print(f"{counts}; results in {out}", highlight=False, soft_wrap=True)
+    for outcome in outcomes:
+        if outcome.kind == "failed":
+            console.print(
+                f"{outcome.name}: {outcome.message}", highlight=False, markup=False, soft_wrap=True
+            )
+    if "interrupted" in kinds:
+        console.print("continue with the same command and --resume", highlight=False)
+        return 130
+    return 1 if "failed" in kinds else 0

@@ -1,0 +1,107 @@
+"""The demo: ours, GEM, A-GEM and fine-tuning on permuted digits, with a table and a figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from gradproj.experiments.commands.run import make_jobs
+from gradproj.experiments.grid import Job, execute_all
+from gradproj.experiments.metrics import average_accuracy, backward_transfer
+from gradproj.experiments.progress import make_display
+
+__all__ = ["METHODS", "draw", "run_demo", "tabulate"]
+
+METHODS = {"ours": "ours", "gem": "GEM", "agem": "A-GEM", "single": "fine-tuning"}
+
+# Accuracy matrices of all seeds, by method.
+Results = Mapping[str, Sequence[NDArray[np.float64]]]
+
+
+def run_demo(
+    out: Path,
+    seeds: Sequence[int] = (0, 1, 2),
+    overrides: Sequence[str] = (),
+    workers: int | None = None,
+    console: Console | None = None,
+) -> int:
+    """Run what is not there yet, print the table, save the figure; return an exit code."""
+    console = console or Console()
+    jobs = make_jobs(
+        [f"permuted-digits/{method}" for method in METHODS],
+        seeds=seeds,
+        overrides=overrides,
+        out=out,
+        arguments={"resume": True},
+    )
+    with make_display([job.name for job in jobs], console) as display:
+        outcomes = execute_all(jobs, display, workers=workers)
+    failed = [outcome for outcome in outcomes if outcome.kind not in ("finished", "skipped")]
+    for outcome in failed:
+        console.print(f"{outcome.name}: {outcome.message}", markup=False, highlight=False)
+    if failed:
+        return 1
+    results = collect(jobs)
+    console.print(tabulate(results))
+    figure = draw(results, out / "demo.png")
+    console.print(f"accuracy of each task over time: {figure}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def collect(jobs: Sequence[Job]) -> dict[str, list[NDArray[np.float64]]]:
+    """Read the accuracy matrices of finished jobs."""
+    results: dict[str, list[NDArray[np.float64]]] = {}
+    for job in jobs:
+        stored = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
+        matrix = np.asarray(stored["accuracy_matrix"], dtype=np.float64)
+        results.setdefault(job.config.method, []).append(matrix)
+    return results
+
+
+def tabulate(results: Results) -> Table:
+    """Make the table of mean ± standard deviation over the seeds."""
+    table = Table(title="permuted digits, 10 tasks (percent)", title_justify="left")
+    for column in ("method", "ACC", "BWT", "seeds"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for method, matrices in results.items():
+        acc = [100 * average_accuracy(R) for R in matrices]
+        bwt = [100 * backward_transfer(R) for R in matrices]
+        table.add_row(METHODS[method], _spread(acc), _spread(bwt), str(len(matrices)))
+    return table
+
+
+def draw(results: Results, path: Path) -> Path:
+    """Save one panel a method: accuracy of each task, from the task on, mean over the seeds."""
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 * len(results), 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = np.atleast_1d(np.asarray(figure.subplots(1, len(results), sharey=True)))
+    for panel, (method, matrices) in zip(panels, results.items(), strict=True):
+        R = np.mean(matrices, axis=0)
+        tasks = np.arange(1, len(R) + 1)
+        for j in range(len(R)):
+            colour = colormaps["viridis"](j / len(R))
+            panel.plot(tasks[j:], R[j:, j], ".-", color=colour, linewidth=1)
+        seen = [R[i, : i + 1].mean() for i in range(len(R))]
+        panel.plot(tasks, seen, color="black", linewidth=2, label="mean of those seen")
+        panel.set(title=METHODS[method], xlabel="tasks learnt", ylim=(0, 1))
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy of each task")
+    panels[0].legend(loc="lower left", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _spread(values: Sequence[float]) -> str:
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return f"{np.mean(values):.1f} ± {deviation:.1f}"

@@ -1,0 +1,69 @@
+"""Dark experience replay, DER and DER++ (Buzzega et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradproj.adapters.torch import EpisodicMemory
+from gradproj.experiments import rng
+from gradproj.experiments.learner import Learner, Setup, Step
+from gradproj.experiments.schema import ranged
+from gradproj.experiments.streams import Task
+
+__all__ = ["DERpp"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """`alpha`: weight of the stored outputs; `beta`: of the stored labels (0: DER); `batch`."""
+
+    alpha: float = ranged(0.3, low=0.0)
+    beta: float = ranged(0.5, low=0.0)
+    batch: int = ranged(10, low=1)
+
+
+class DERpp(Learner):
+    """Replay that keeps the outputs the network had: L = CE + α MSE(z, z') + β CE(x'', y'').
+
+    The outputs are stored as they were before the step on their batch; both draws from the
+    reservoir are independent.
+    """
+
+    name = "derpp"
+    scenarios = ("task", "domain", "class")
+    Options = Options
+    saved = (*Learner.saved, "memory")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.memory = EpisodicMemory(
+            self.config.memory.per_task * len(self.stream.tasks),
+            policy="reservoir",
+            seed=rng.derive(self.config.seed, "memory"),
+        )
+
+    def observe(self, task: Task, *batch: Tensor) -> Step:
+        """Step on the three losses, then offer the batch with its outputs to the memory."""
+        x, y = batch
+        self.optimizer.zero_grad()
+        outputs = self.model(x)
+        loss = F.cross_entropy(outputs + self.mask(task), y)
+        if len(self.memory):
+            loss = loss + self._replayed()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.memory.add(0, x, y, torch.full_like(y, task.index), outputs.detach())
+        return Step(loss.detach())
+
+    def _replayed(self) -> Tensor:
+        options = self.options
+        x, _, _, stored = self.memory.sample(0, options.batch)
+        loss = options.alpha * F.mse_loss(self.model(x), stored)
+        if options.beta:
+            x, y, numbers, _ = self.memory.sample(0, options.batch)
+            loss = loss + options.beta * self.loss(self.model, x, y, self.mask_rows(numbers))
+        return loss

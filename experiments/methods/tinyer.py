@@ -1,0 +1,57 @@
+"""Experience replay with a tiny memory (Chaudhry et al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradproj.adapters.torch import EpisodicMemory
+from gradproj.experiments import rng
+from gradproj.experiments.learner import Learner, Setup, Step
+from gradproj.experiments.schema import ranged
+from gradproj.experiments.streams import Task
+
+__all__ = ["TinyER"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """`batch`: samples replayed a step; `policy`: how the one buffer for all tasks is filled."""
+
+    batch: int = ranged(10, low=1)
+    policy: str = "reservoir"
+
+
+class TinyER(Learner):
+    """One step on the new batch and as large a batch from one memory of all tasks."""
+
+    name = "tinyer"
+    scenarios = ("task", "domain", "class")
+    Options = Options
+    saved = (*Learner.saved, "memory")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        # One buffer for the stream: all samples are added under one number.
+        self.memory = EpisodicMemory(
+            self.config.memory.per_task * len(self.stream.tasks),
+            policy=self.options.policy,
+            seed=rng.derive(self.config.seed, "memory"),
+        )
+
+    def observe(self, task: Task, *batch: Tensor) -> Step:
+        """Step on the mean loss of both batches, then offer the new one to the memory."""
+        x, y = batch
+        numbers = torch.full_like(y, task.index)
+        together = [x, y, numbers]
+        if len(self.memory):
+            old = self.memory.sample(0, self.options.batch)
+            together = [torch.cat(pair) for pair in zip(together, old, strict=True)]
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model, together[0], together[1], self.mask_rows(together[2]))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.memory.add(0, x, y, numbers)
+        return Step(loss.detach())
