@@ -6,7 +6,7 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 __all__ = ["crop_and_flip", "cutmix"]
 
@@ -25,13 +25,15 @@ def crop_and_flip(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     rows = down[:, None] + torch.arange(height)
     columns = right[:, None] + torch.arange(width)
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-    padded = F.pad(x, [padding] * 4)
+    padded = functional.pad(x, [padding] * 4)
     sample = torch.arange(n)[:, None, None, None]
     channel = torch.arange(x.shape[1])[None, :, None, None]
     return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def cutmix(x: Tensor, generator: torch.Generator, alpha: float = 1.0) -> tuple[Tensor, Tensor, float]:
+def cutmix(
+    x: Tensor, generator: torch.Generator, alpha: float = 1.0
+) -> tuple[Tensor, Tensor, float]:
     """Paste one random box of shuffled images into all; return them, the shuffle, the share kept.
 
     Examples

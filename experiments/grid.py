@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradproj.experiments.config import RunConfig
-from gradproj.experiments.progress import Event, throttled
+from gradproj.experiments.progress import Event, ignore, throttled
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.storage import RunError
 
@@ -76,7 +76,8 @@ def run_in_processes(
     """
     context = _context()
     workers = workers or os.cpu_count() or 1
-    waiting, running = deque(jobs), {}
+    waiting = deque(jobs)
+    running: dict[str, BaseProcess] = {}
     outcomes: dict[str, Outcome] = {}
     events: Any = context.Queue()
     try:
@@ -97,7 +98,7 @@ def run_in_processes(
         for name, process in running.items():
             process.join()
             outcomes.setdefault(name, Outcome(name, "interrupted", "stopped"))
-        _drain(events, lambda event: None, outcomes)
+        _drain(events, ignore, outcomes)
         for job in waiting:
             outcomes[job.name] = Outcome(job.name, "interrupted", "not started")
     finally:

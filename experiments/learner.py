@@ -1,5 +1,7 @@
 """What a method is to the runner: how it trains on a batch, what it predicts, what it remembers."""
 
+# ruff: noqa: ARG002 - a hook gets what other methods need of it
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from gradproj.experiments import networks, rng
 from gradproj.experiments.streams import Stream, Task
@@ -54,8 +56,8 @@ class Step:
 class Learner:
     """Base of all methods; alone it is plain fine-tuning.
 
-    A method is one file in `gradproj.experiments.methods` with one public subclass. The runner calls,
-    for each task: `begin_task`; for each of `phases`: `begin_phase`, then for each epoch
+    A method is one file in `gradproj.experiments.methods` with one public subclass. The runner
+    calls, for each task: `begin_task`; for each of `phases`: `begin_phase`, then for each epoch
     `begin_epoch` and `observe` on every batch of `data`; at last `end_task`. Then it evaluates
     with `predict`. A run may stop after any `observe` and continue in another process, so:
 
@@ -147,14 +149,16 @@ class Learner:
 
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
         """Name the output of each sample; `task` is None where it is unknown at test time."""
-        logits = self.model(x)
+        logits: Tensor = self.model(x)
         if task is None:
             return logits[:, : self.seen()].argmax(1)
-        return logits[:, task.outputs].argmax(1) + task.outputs.start
+        return logits[:, task.outputs].argmax(1) + int(task.outputs.start)
 
     # What a method may use ---------------------------------------------------------------------
 
-    def build_network(self, outputs: int | None = None, purpose: str = "weights", **options: Any) -> nn.Module:
+    def build_network(
+        self, outputs: int | None = None, purpose: str = "weights", **options: Any
+    ) -> nn.Module:
         """Make the configured network, with seeded weights; `options` win over the config's."""
         return networks.build(
             self.config.network,
@@ -166,7 +170,7 @@ class Learner:
 
     def seen(self) -> int:
         """Count the outputs of all tasks up to the current one."""
-        return max(task.outputs.stop for task in self.stream.tasks[: max(self.current, 0) + 1])
+        return int(max(task.outputs.stop for task in self.stream.tasks[: max(self.current, 0) + 1]))
 
     def mask(self, task: Task | int) -> Tensor:
         """Return what is added to the logits of a task: −inf for outputs that do not compete."""
@@ -180,8 +184,8 @@ class Learner:
 
     @staticmethod
     def loss(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """Mean cross-entropy over the outputs that `mask` (one row, or one a sample) lets compete."""
-        return F.cross_entropy(model(x) + mask, y)
+        """Mean cross-entropy over the outputs that `mask` (one row, or one each) lets compete."""
+        return functional.cross_entropy(model(x) + mask, y)
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of all parameters."""

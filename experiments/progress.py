@@ -12,7 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-__all__ = ["Display", "Event", "LiveDisplay", "PlainDisplay", "make_display", "throttled"]
+__all__ = [
+    "Display",
+    "Event",
+    "LiveDisplay",
+    "PlainDisplay",
+    "ignore",
+    "make_display",
+    "throttled",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +69,19 @@ def throttled(
     return report
 
 
+def ignore(_: Event) -> None:
+    """Show nothing."""
+
+
 class Display(Protocol):
     """Shows the events of many runs."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None: ...
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -89,7 +104,10 @@ class PlainDisplay:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         pass
 
@@ -134,7 +152,10 @@ class LiveDisplay:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self._progress.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,8 +39,8 @@ def run_on_ray(
     except ImportError as error:
         raise RunError("ray is not installed; pip install 'gradproj[ray]'") from error
 
-    local = {} if address else {"num_cpus": workers, "include_dashboard": False}
-    ray.init(address=address, logging_level="ERROR", log_to_driver=False, **local)
+    local: dict[str, Any] = {} if address else {"num_cpus": workers, "include_dashboard": False}
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     try:
         events: Any = Queue()
         task = ray.remote(num_cpus=1, max_retries=0)(_work)

@@ -41,11 +41,13 @@ def seed_globally(seed: int) -> None:
 
 def global_state() -> dict[str, Any]:
     """Return the state of the global generators as plain values and tensors."""
-    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    # The annotation is for the type checker, which cannot tell the two forms of the answer apart.
+    numpy: tuple[Any, ...] = tuple(np.random.get_state())  # noqa: NPY002
+    name, keys, *rest = numpy
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
         "python": random.getstate(),
     }
 

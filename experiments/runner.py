@@ -21,7 +21,7 @@ from gradproj.experiments import benchmarks, methods, rng
 from gradproj.experiments.config import RunConfig
 from gradproj.experiments.evaluation import evaluate, summarise
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
-from gradproj.experiments.progress import Event
+from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.storage import RunFolder, StepLog, describe_environment
 from gradproj.experiments.streams import Stream, Task
@@ -66,7 +66,7 @@ def run(
     checkpoint_seconds: float = 60.0,
     device: str = "cpu",
     tensorboard: bool = False,
-    report: Callable[[Event], None] = lambda event: None,
+    report: Callable[[Event], None] = ignore,
 ) -> bool:
     """Run `config` in `folder`; False if it was finished already.
 
@@ -119,7 +119,7 @@ class Run:
         store: RunFolder,
         *,
         device: str = "cpu",
-        report: Callable[[Event], None] = lambda event: None,
+        report: Callable[[Event], None] = ignore,
     ) -> None:
         kind = methods.find(config.method)
         if stream.scenario not in kind.scenarios:
@@ -327,7 +327,8 @@ class Run:
 def _averaged(learner: Learner, decay: float) -> AveragedModel | None:
     if decay == 0.0:
         return None
-    return AveragedModel(learner.model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(learner.model, multi_avg_fn=average)
 
 
 def _jsonable(matrix: list[list[float]]) -> list[list[float | None]]:
@@ -343,7 +344,7 @@ def _deferred_signals(request_stop: Callable[[], None]) -> Iterator[None]:
     names = (signal.SIGINT, signal.SIGTERM)
     previous = {name: signal.getsignal(name) for name in names}
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(_number: int, _frame: FrameType | None) -> None:
         request_stop()
         for name, handler in previous.items():
             signal.signal(name, handler)

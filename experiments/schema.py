@@ -1,4 +1,4 @@
-"""Checked conversion from plain mappings to dataclasses, with errors that say what to write instead."""
+"""Checked conversion from plain mappings to dataclasses, with errors that name the cure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     """
     choices = sorted(known)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    cure = f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(choices) or '(none)'}"
+    cure = (
+        f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(choices) or '(none)'}"
+    )
     return f"{what} '{word}' is not known; {cure}"
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, and how it is written so that a kill leaves nothing broken."""
+"""The folder of a run: what is in it, written so that a kill leaves nothing broken."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class RunFolder:
                 write_atomically(self.config, config.to_json().encode())
         except OSError as error:
             raise RunError(
-                f"{self.path} cannot be written ({error.strerror}); choose another folder with --out"
+                f"{self.path} cannot be written ({error.strerror}); "
+                "choose another folder with --out"
             ) from error
         return True
 

@@ -20,7 +20,7 @@ class TensorBoard:
             raise RunError(
                 "tensorboard is not installed; pip install 'gradproj[tensorboard]'"
             ) from error
-        self._writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def __call__(self, event: Event) -> None:
         """Write what the event holds."""
@@ -29,7 +29,7 @@ class TensorBoard:
         elif event.kind == "task":
             self._scalar("accuracy", event.accuracy, event.step)
         else:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()
 
     def _scalar(self, name: str, value: float, step: int) -> None:
-        self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        self._writer.add_scalar(name, value, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.table import Table
@@ -13,19 +14,18 @@ from gradproj.experiments import benchmarks, methods, networks, presets
 __all__ = ["HELP", "configure", "execute"]
 
 HELP = "show benchmarks, methods, networks and presets"
-KINDS = ("benchmarks", "methods", "networks", "presets")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="all but presets without it")
+    parser.add_argument("kind", nargs="?", choices=SHOWN, help="all but presets without it")
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print the chosen lists."""
     console = Console()
-    for kind in [args.kind] if args.kind else KINDS[:-1]:
-        console.print({"methods": _methods, "presets": _presets}.get(kind, lambda: _names(kind))())
+    for kind in [args.kind] if args.kind else ("benchmarks", "methods", "networks"):
+        console.print(SHOWN[kind]())
     if not args.kind:
         console.print(f"{len(presets.available())} presets; see `gradproj list presets`")
     return 0
@@ -46,6 +46,17 @@ def _presets() -> str:
     return "\n".join(presets.available())
 
 
-def _names(kind: str) -> str:
-    found = {"benchmarks": benchmarks.BENCHMARKS, "networks": networks.NETWORKS}[kind]
-    return f"{kind}: " + ", ".join(found)
+def _benchmarks() -> str:
+    return "benchmarks: " + ", ".join(benchmarks.BENCHMARKS)
+
+
+def _networks() -> str:
+    return "networks: " + ", ".join(networks.NETWORKS)
+
+
+SHOWN: dict[str, Callable[[], Table | str]] = {
+    "benchmarks": _benchmarks,
+    "methods": _methods,
+    "networks": _networks,
+    "presets": _presets,
+}

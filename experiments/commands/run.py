@@ -22,7 +22,9 @@ HELP = "train and evaluate; results go to a folder for each run"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("presets", nargs="*", metavar="PRESET", help="such as mnist-permutations/ours")
+    parser.add_argument(
+        "presets", nargs="*", metavar="PRESET", help="such as mnist-permutations/ours"
+    )
     parser.add_argument("--benchmark", help="instead of a preset, together with --method")
     parser.add_argument("--method", help="instead of a preset, together with --benchmark")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N")
@@ -44,7 +46,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="such as cuda:0")
     parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard files too")
     parser.add_argument(
-        "--checkpoint-seconds", type=float, default=60.0, metavar="S", help="time between checkpoints"
+        "--checkpoint-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="time between checkpoints",
     )
 
 

@@ -26,5 +26,7 @@ def flat_gradient(model: nn.Module) -> Tensor:
 def set_gradient(model: nn.Module, vector: Tensor) -> None:
     """Make the pieces of one vector the gradients of the model."""
     parameters = list(model.parameters())
-    for p, piece in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
+    for p, piece in zip(
+        parameters, torch.split(vector, [p.numel() for p in parameters]), strict=True
+    ):
         p.grad = piece.view_as(p)

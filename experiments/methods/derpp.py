@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from gradproj.adapters.torch import EpisodicMemory
 from gradproj.experiments import rng
@@ -51,7 +51,7 @@ class DERpp(Learner):
         x, y = batch
         self.optimizer.zero_grad()
         outputs = self.model(x)
-        loss = F.cross_entropy(outputs + self.mask(task), y)
+        loss = functional.cross_entropy(outputs + self.mask(task), y)
         if len(self.memory):
             loss = loss + self._replayed()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ class DERpp(Learner):
     def _replayed(self) -> Tensor:
         options = self.options
         x, _, _, stored = self.memory.sample(0, options.batch)
-        loss = options.alpha * F.mse_loss(self.model(x), stored)
+        loss: Tensor = options.alpha * functional.mse_loss(self.model(x), stored)
         if options.beta:
             x, y, numbers, _ = self.memory.sample(0, options.batch)
             loss = loss + options.beta * self.loss(self.model, x, y, self.mask_rows(numbers))

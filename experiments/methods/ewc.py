@@ -72,4 +72,6 @@ class EWC(Learner):
         if not self.first:
             self.first = [x[:missing], y[:missing]]
         elif missing > 0:
-            self.first = [torch.cat([a, b[:missing]]) for a, b in zip(self.first, (x, y), strict=True)]
+            self.first = [
+                torch.cat([a, b[:missing]]) for a, b in zip(self.first, (x, y), strict=True)
+            ]

@@ -1,5 +1,7 @@
 """GDumb (Prabhu et al., 2020): a balanced memory, and a network trained on nothing else."""
 
+# ruff: noqa: ARG002 - a hook gets what other methods need of it
+
 from __future__ import annotations
 
 import math
@@ -130,7 +132,7 @@ class GDumb(Learner):
         rows = [i for i, key in enumerate(keys) if key == largest]
         row = rows[int(torch.randint(len(rows), (), generator=self.generator))]
         for stored in (self.images, self.labels, self.numbers):
-            del stored[row]  # type: ignore[attr-defined]
+            del stored[row]
 
     def _augmented_loss(self, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         if not self.options.augment:

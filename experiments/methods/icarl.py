@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from gradproj.experiments.learner import Learner, Setup, Step
 from gradproj.experiments.schema import ranged
@@ -103,6 +103,6 @@ class ICaRL(Learner):
             row = int(torch.randint(len(self.images[label]), (), generator=self.generator))
             images.append(self.images[label][row])
             targets.append(self.targets[label][row])
-        now = F.log_softmax(self.model(torch.stack(images))[:, old.outputs], 1)
-        before = F.softmax(torch.stack(targets)[:, old.outputs], 1)
-        return F.kl_div(now, before, reduction="batchmean")
+        now = functional.log_softmax(self.model(torch.stack(images))[:, old.outputs], 1)
+        before = functional.softmax(torch.stack(targets)[:, old.outputs], 1)
+        return functional.kl_div(now, before, reduction="batchmean")

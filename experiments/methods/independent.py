@@ -68,4 +68,4 @@ class Independent(Learner):
         """Ask the task's own network."""
         assert task is not None
         logits: Tensor = self.network(task)(x)
-        return logits.argmax(1) + task.outputs.start
+        return logits.argmax(1) + int(task.outputs.start)

@@ -1,5 +1,7 @@
 """Joint training: the upper bound that keeps all data."""
 
+# ruff: noqa: ARG002 - a hook gets what other methods need of it
+
 from __future__ import annotations
 
 import torch
@@ -26,7 +28,11 @@ class Joint(Learner):
         """Return images, labels and task numbers of all tasks so far."""
         parts = [old.train() for old in self.stream.tasks[: task.index + 1]]
         numbers = [torch.full_like(y, i) for i, (_, y) in enumerate(parts)]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), torch.cat(numbers)
+        return (
+            torch.cat([x for x, _ in parts]),
+            torch.cat([y for _, y in parts]),
+            torch.cat(numbers),
+        )
 
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Step on a mixed batch, each sample scored among its own task's outputs."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import math
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -68,4 +67,5 @@ class Multimodel(Learner):
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
         """Predict through the task's input layer."""
         assert task is not None
-        return self.logits(x, task)[:, task.outputs].argmax(1) + task.outputs.start
+        best = self.logits(x, task)[:, task.outputs].argmax(1)
+        return best + int(task.outputs.start)

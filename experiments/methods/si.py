@@ -1,5 +1,7 @@
 """Synaptic intelligence (Zenke et al., 2017)."""
 
+# ruff: noqa: ARG002 - a hook gets what other methods need of it
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -26,7 +28,8 @@ class Options:
 class SI(Learner):
     """Penalty by how much each weight's path lowered the loss.
 
-    ω_j += −(∂CE/∂θ_j) Δθ_j at each step; at the end of a task Ω_j += ω_j / ((θ_j − θ_j^start)² + ξ).
+    ω_j += −(∂CE/∂θ_j) Δθ_j at each step; at the end of a task, which moved θ_j by δ_j,
+    Ω_j += ω_j / (δ_j² + ξ).
     L = CE + c Σ_j Ω_j (θ_j − θ*_j)² with θ* the weights at the end of the last task.
     """
 
