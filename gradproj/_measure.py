@@ -106,7 +106,9 @@ def measure_layers(
     xp: Any, g: list[Array], G: list[Array], precise: bool, labels: list[str]
 ) -> tuple[HostArray, HostArray, list[bool]]:
     """Measure layers of one T: C (L, T, T), h (L, T), and which layers needed float64."""
-    blocks = [_products(xp, g_l, G_l, precise) for g_l, G_l in zip(g, G, strict=True)]
+    # Overflow is no accident here: it is looked for below.
+    with np.errstate(over="ignore", invalid="ignore"):
+        blocks = [_products(xp, g_l, G_l, precise) for g_l, G_l in zip(g, G, strict=True)]
     # Stacked first, so that a GPU is waited for once and not once a layer.
     C = to_host(xp.stack([C_l for C_l, _ in blocks]))
     h = to_host(xp.stack([h_l for _, h_l in blocks]))
@@ -114,12 +116,9 @@ def measure_layers(
     squares = np.diagonal(C, axis1=1, axis2=2)
     products = np.abs(h).max(1, initial=0.0)
     low, high = _SAFE_SQUARE
-    # The usual case takes four comparisons; a NaN fails each of them.
-    if (
-        squares.size
-        and low < min(squares.min(), products.min())
-        and max(squares.max(), products.max()) < high
-    ):
+    # The usual case takes four comparisons; a NaN fails them.
+    usual = squares.size and squares.min() > low and squares.max() < high
+    if usual and products.min() > low and products.max() < high:
         return C, h, widened
     if g[0].dtype != xp.float64 and not precise:
         safe = ((squares > low) & (squares < high)).all(1) & (products > low) & (products < high)

@@ -27,5 +27,7 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
         inner = A[np.ix_(some, some)]
         residual = -q[some] - inner @ u[some]
         step = np.linalg.solve(inner + ridge * np.eye(len(some)), residual)
-        u[some] = np.maximum(u[some] + step, 0.0)
+        # A bias is small: a step that is not came from rounding in a nearly singular problem.
+        if (np.abs(step) < 1e-3 * u[some]).all():
+            u[some] += step
     return u

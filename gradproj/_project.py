@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from gradproj._arrays import Array, Entered, HostArray, common_namespace, enter, from_host
+from gradproj._arrays import Array, Entered, HostArray, common_namespace, enter, from_host, to_host
 from gradproj._decomposed import Decomposed
 from gradproj._measure import combine_layer, measure_layers
 from gradproj._method import TOLERANCE_32, TOLERANCE_64, Method, Solution
@@ -182,7 +181,7 @@ def _project(
 ) -> tuple[list[Array], Solution]:
     """Project each layer; the updates in the caller's form, and the solution of the batch."""
     if not isinstance(method, Method):
-        raise TypeError(f"method is a {type(method).__name__}: pass a method, for example gp.GEM()")
+        raise TypeError(f"method is {method!r}: pass a method, for example gp.GEM()")
     layers = [enter(*pair, label) for *pair, label in zip(g, G, labels, strict=True)]
     _check_alike(layers, labels)
     T = layers[0].G.shape[0] if layers else 0
@@ -197,21 +196,20 @@ def _project(
     new, old = [layer.g for layer in layers], [layer.G for layer in layers]
     reduced = method._reduce(T) if T > 1 else None
     weights, inner = reduced or (None, method)
-    if weights is not None:
-        old = [_weigh(rows, weights) for rows in old]
-    C, h, widened = measure_layers(xp, new, old, precise, labels)
+    rows = old if weights is None else [_weigh(G_l, weights) for G_l in old]
+    C, h, widened = measure_layers(xp, new, rows, precise, labels)
+    if weights is not None and _cancels(xp, old, weights, C):
+        weights, inner, rows = None, method, old
+        C, h, widened = measure_layers(xp, new, rows, precise, labels)
     exact = precise or new[0].dtype == xp.float64
     solution = inner._solve_layers(C, h, TOLERANCE_64 if exact else TOLERANCE_32)
     updates = [
-        layer.leave(combine_layer(xp, layer.g, rows, c, wide))
-        for layer, rows, c, wide in zip(layers, old, solution.coefficients, widened, strict=True)
+        layer.leave(combine_layer(xp, layer.g, G_l, c, wide))
+        for layer, G_l, c, wide in zip(layers, rows, solution.coefficients, widened, strict=True)
     ]
     if weights is None:
         return updates, solution
-    all_coefficients = solution.coefficients @ weights
-    return updates, Solution(
-        all_coefficients, solution.rank, solution.multiplier, solution.corrected
-    )
+    return updates, replace(solution, coefficients=solution.coefficients @ weights)
 
 
 def _check_alike(layers: Sequence[Entered], labels: list[str]) -> None:
@@ -225,9 +223,22 @@ def _check_alike(layers: Sequence[Entered], labels: list[str]) -> None:
             )
 
 
-def _weigh(rows: Array, weights: npt.NDArray[np.float64]) -> Array:
+def _weigh(rows: Array, weights: HostArray) -> Array:
     """Return weights @ rows; a view where the weights only pick one row."""
-    picked = np.flatnonzero(weights[0])
-    if len(picked) == 1 and weights[0, picked[0]] == 1.0:
+    picked = np.flatnonzero(weights)
+    if len(picked) == 1:
         return rows[int(picked[0]) : int(picked[0]) + 1, :]
     return from_host(weights, rows) @ rows
+
+
+def _cancels(xp: Any, old: list[Array], weights: HostArray, C: HostArray) -> bool:
+    """Whether, in some layer, the old gradients may cancel down to rounding when they are added.
+
+    Their sum is then no direction to go by, and only the T×T products can tell. A look at the first
+    row, which costs little, rules it out as good as always.
+    """
+    if np.count_nonzero(weights) == 1:
+        return False
+    with np.errstate(over="ignore"):
+        first = to_host(xp.stack([G_l[0, :] @ G_l[0, :] for G_l in old]))
+    return not bool((C[:, 0, 0] > 1e-3 * first).all())

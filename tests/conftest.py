@@ -1,0 +1,15 @@
+"""Settings of the whole suite."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# The quick profile is for every run; `make test-deep` asks for the deep one, which is more than
+# 100,000 cases over all properties.
+_common = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
+}
+settings.register_profile("quick", max_examples=20, derandomize=True, **_common)
+settings.register_profile("deep", max_examples=2500, **_common)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -1,0 +1,164 @@
+"""Every public function, on every library: same library, dtype and device out as in."""
+
+import array_api_compat
+import numpy as np
+import pytest
+from support import backends
+
+import gradproj as gp
+
+METHODS = [gp.Decomposed(), gp.Decomposed(rank=2, relaxation="last"), gp.GEM(), gp.AGEM()]
+rng = np.random.default_rng(3)
+OLD = rng.standard_normal((4, 11)) + rng.standard_normal(11)
+NEW = rng.standard_normal(11) - OLD.mean(0)
+
+
+def assert_alike(result, like):
+    assert type(result) is type(like)
+    assert result.dtype == like.dtype
+    assert array_api_compat.device(result) == array_api_compat.device(like)
+
+
+@backends.every_backend
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("method", [*METHODS, gp.SGEM()], ids=repr)
+@pytest.mark.parametrize("precise", [False, True])
+def test_fast_road(library, dtype, method, precise):
+    backend = backends.get(library)
+    g, G = backend.array(NEW.astype(dtype)), backend.array(OLD.astype(dtype))
+    w = gp.project(g, G, method, precise=precise)
+    assert_alike(w, g)
+    cuts = slice(0, 4), slice(4, 11)
+    layers = gp.project_layers([g[c] for c in cuts], [G[:, c] for c in cuts], method)
+    for update in layers:
+        assert_alike(update, g)
+    if not isinstance(method, gp.SGEM):
+        expected = gp.project(NEW, OLD, method)
+        assert np.allclose(backend.numpy(w), expected, atol=1e-12 if dtype == np.float64 else 1e-5)
+    assert np.array_equal(backend.numpy(g), NEW.astype(dtype))
+    assert np.array_equal(backend.numpy(G), OLD.astype(dtype))
+
+
+@backends.every_backend
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_three_steps(library, dtype):
+    backend = backends.get(library)
+    g, G = backend.array(NEW.astype(dtype)), backend.array(OLD.astype(dtype))
+    for precise in (False, True):
+        C, h = gp.measure(g, G, precise=precise)
+        assert type(C) is type(h) is np.ndarray
+        assert C.dtype == h.dtype == np.float64
+        assert np.allclose(C, OLD @ OLD.T, rtol=1e-5)
+        w = gp.combine(g, G, np.ones(4), precise=precise)
+        assert_alike(w, g)
+        assert np.allclose(backend.numpy(w), NEW + OLD.sum(0), atol=1e-5)
+
+
+@backends.every_backend
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_explicit_road(library, dtype):
+    backend = backends.get(library)
+    g, G = backend.array(NEW.astype(dtype)), backend.array(OLD.astype(dtype))
+    shared, specific = gp.decompose(G)
+    bases = gp.gram_schmidt(specific), gp.principal_components(specific)
+    for x in (shared, specific, *bases):
+        assert_alike(x, g)
+    for B in bases:
+        assert B.shape == (3, 11)
+        w = gp.solve(g, shared, B)
+        assert_alike(w, g)
+        tolerance = 1e-12 if dtype == np.float64 else 1e-5
+        assert np.allclose(backend.numpy(w), gp.project(NEW, OLD), atol=tolerance)
+        assert gp.kkt_residuals(w, g, shared, B).worst < tolerance
+    assert gp.principal_components(specific, 2).shape == (2, 11)
+    assert gp.principal_components(specific, 0).shape == (0, 11)
+    assert gp.gram_schmidt(0 * specific).shape == (0, 11)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_half_precision_is_computed_in_float32_and_returned_as_it_came(library, method):
+    backend = backends.get(library)
+    g, G = backend.array(NEW.astype(np.float16)), backend.array(OLD.astype(np.float16))
+    w = gp.project(g, G, method)
+    assert_alike(w, g)
+    wide = gp.project(
+        backend.numpy(g).astype(np.float32), backend.numpy(G).astype(np.float32), method
+    )
+    assert np.array_equal(backend.numpy(w), wide.astype(np.float16))
+    shared, specific = gp.decompose(G)
+    assert_alike(shared, g)
+    assert_alike(gp.solve(g, shared, gp.gram_schmidt(specific)), g)
+
+
+def test_bfloat16():
+    torch = pytest.importorskip("torch")
+    g, G = torch.tensor(NEW).to(torch.bfloat16), torch.tensor(OLD).to(torch.bfloat16)
+    w = gp.project(g, G)
+    assert_alike(w, g)
+    assert torch.equal(w, gp.project(g.float(), G.float()).to(torch.bfloat16))
+
+
+def test_torch_tensors_on_the_cpu_are_read_in_place(monkeypatch):
+    torch = pytest.importorskip("torch")
+    import gradproj._project as project
+
+    seen = []
+
+    def spy(xp, g, G, *rest):
+        seen.extend([g[0].ctypes.data, G[0].ctypes.data, G[0].strides])
+        return original(xp, g, G, *rest)
+
+    original = project.measure_layers
+    monkeypatch.setattr(project, "measure_layers", spy)
+    buffer = torch.tensor(np.vstack([NEW, OLD]), dtype=torch.float32)
+    gp.project(buffer[0, 2:], buffer[1:, 2:])
+    assert seen == [buffer[0, 2:].data_ptr(), buffer[1:, 2:].data_ptr(), (44, 4)]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_no_copy_of_the_old_gradients_is_made(method):
+    import tracemalloc
+
+    T, N = 30, 200_000
+    G = np.random.default_rng(0).standard_normal((T, N), dtype=np.float32)
+    g = -G.mean(0)
+    tracemalloc.start()
+    gp.project(g, G, method)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * N * 3  # a few vectors of N, where G is thirty
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_strided_memory(library, order):
+    backend = backends.get(library)
+    wide = backend.array(np.asarray(np.repeat(OLD, 2, axis=1), order=order))
+    G = wide[:, ::2]
+    assert np.allclose(backend.numpy(gp.project(backend.array(NEW), G)), gp.project(NEW, OLD))
+
+
+@pytest.mark.parametrize("exponent", [-35, -30, -22, 22, 30, 37])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_float32_gradients_of_any_scale(exponent, method):
+    G = (OLD * 10.0**exponent).astype(np.float32)
+    g = NEW.astype(np.float32)
+    assert np.allclose(gp.project(g, G, method), gp.project(NEW, OLD, method), atol=1e-4)
+    tiny = (NEW * 10.0**exponent).astype(np.float32)
+    w = gp.project(tiny, OLD.astype(np.float32), method)
+    expected = gp.project(NEW, OLD, method)
+    assert np.allclose(
+        w.astype(float) / 10.0**exponent, expected, atol=1e-2 if exponent < -34 else 1e-4
+    )
+
+
+def test_blocks_of_columns_add_up_to_the_whole():
+    N = 70_000
+    G = np.random.default_rng(1).standard_normal((3, N)).astype(np.float32)
+    C, h = gp.measure(G[0], G)
+    exact = G.astype(float) @ G.astype(float).T
+    assert np.abs(C - exact).max() < 1e-6 * N
+    assert np.abs(h - exact[0]).max() < 1e-6 * N
+    C, h = gp.measure(G[0], G, precise=True)
+    assert np.abs(C - exact).max() < 1e-14 * N

@@ -1,0 +1,133 @@
+"""Bad input: the error names the argument, what was found and the cure."""
+
+import numpy as np
+import pytest
+
+import gradproj as gp
+
+g, G = np.ones(3), np.ones((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "error", "message"),
+    [
+        ([1.0, 2.0], G, TypeError, r"g is a list: pass an array .* numpy\.asarray"),
+        (g, [[1.0]], TypeError, r"G is a list: pass an array"),
+        (g.astype(int), G, TypeError, r"g has dtype int64: gradients are real floating-point"),
+        (g, G.astype(complex), TypeError, r"G has dtype complex128: .* convert it first"),
+        (G, G, ValueError, r"g has shape \(2, 3\): it should be one vector \(N,\)"),
+        (g, g, ValueError, r"G has shape \(3,\): it should be a matrix with one gradient a row"),
+        (g, np.ones((2, 4)), ValueError, r"G has 4 columns and g has 3 entries: the rows of G"),
+        (g, G.astype(np.float32), TypeError, r"g has dtype float64 and G float32: cast both"),
+    ],
+)
+def test_wrong_arrays(new, old, error, message):
+    for function in (gp.project, gp.measure):
+        with pytest.raises(error, match=message):
+            function(new, old)
+
+
+def test_mixed_libraries():
+    strict = pytest.importorskip("array_api_strict")
+    with pytest.raises(TypeError, match="g is a numpy array and G a array_api_strict array: pass"):
+        gp.project(g, strict.asarray(G))
+
+
+def test_mixed_devices():
+    strict = pytest.importorskip("array_api_strict")
+    elsewhere = strict.asarray(G, device=strict.Device("device1"))
+    with pytest.raises(ValueError, match=r"g is on device .* and G on .*device1.*: move both"):
+        gp.project(strict.asarray(g), elsewhere)
+
+
+def test_recorded_tensors():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"g requires grad: pass g\.detach\(\)"):
+        gp.project(torch.ones(3, requires_grad=True), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("method", [gp.Decomposed(), gp.GEM(), gp.AGEM()], ids=repr)
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_not_finite(bad, dtype, method):
+    new, old = g.astype(dtype), G.astype(dtype)
+    old[1, 2] = bad
+    with pytest.raises(ValueError, match=r"^G( \(row [01]\))? holds NaN, infinity or numbers too"):
+        gp.project(new, old, method)
+    new, old = g.astype(dtype), G.astype(dtype)
+    new[0] = bad
+    with pytest.raises(ValueError, match=r"^g holds NaN, infinity or numbers too large to square"):
+        gp.project(new, old, method)
+    with pytest.raises(ValueError, match=r"^g holds NaN or infinity"):
+        gp.project(new, old[:0], method)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_not_finite_names_the_row_and_the_layer():
+    old = [G, G.copy(), G]
+    old[1][1, 0] = np.nan
+    with pytest.raises(ValueError, match=r"^G\[1\] \(row 1\) holds NaN"):
+        gp.project_layers([g, g, g], old)
+    with pytest.raises(ValueError, match=r"^g\[2\] holds NaN"):
+        gp.project_layers([g, g, np.nan * g], [G, G, G])
+
+
+def test_layers_that_do_not_go_together():
+    with pytest.raises(ValueError, match="g has 1 layers and G has 2: they go in pairs"):
+        gp.project_layers([g], [G, G])
+    with pytest.raises(ValueError, match=r"G\[1\] has 1 rows and G\[0\] has 2: every layer"):
+        gp.project_layers([g, g], [G, G[:1]])
+    with pytest.raises(ValueError, match=r"G\[1\] has 3 columns and g\[1\] has 2 entries"):
+        gp.project_layers([g, g[:2]], [G, G])
+    with pytest.raises(TypeError, match=r"g\[0\] has dtype float64 and g\[1\] float32"):
+        gp.project_layers([g, g.astype(np.float32)], [G, G.astype(np.float32)])
+    assert gp.project_layers([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gp.Decomposed(rank=-1), "rank=-1: it should be None"),
+        (lambda: gp.Decomposed(rank=1.5), r"rank=1\.5: .* a float between 0 and 1"),
+        (lambda: gp.Decomposed(rank=True), "rank=True: it should be None"),
+        (lambda: gp.Decomposed(relaxation="pcs"), "relaxation='pcs': it should be 'pca', 'first'"),
+        (lambda: gp.Decomposed(rank=0.5, relaxation="last"), r"rank=0\.5 is a share of the var"),
+        (lambda: gp.Decomposed(strength=-1), "strength=-1: it should be a finite number from 0"),
+        (lambda: gp.GEM(strength=float("nan")), "strength=nan: it should be a finite number"),
+        (lambda: gp.AGEM(strength=float("inf")), "strength=inf: it should be a finite number"),
+        (lambda: gp.SGEM(strength=-0.5), r"strength=-0\.5: it should be"),
+    ],
+)
+def test_wrong_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_wrong_method():
+    with pytest.raises(
+        TypeError, match=r"method is <class .*GEM.>: pass a method, for example gp\.GEM\(\)"
+    ):
+        gp.project(g, G, gp.GEM)
+
+
+def test_wrong_steps():
+    with pytest.raises(ValueError, match=r"C has shape \(2, 2\) and h \(3,\): they should be"):
+        gp.GEM().solve(np.eye(2), np.ones(3))
+    with pytest.raises(ValueError, match="C or h holds NaN or infinity: check the gradients"):
+        gp.GEM().solve(np.eye(2), np.asarray([1.0, np.nan]))
+    with pytest.raises(ValueError, match=r"c has shape \(3,\): it needs one coefficient a row"):
+        gp.combine(g, G, np.ones(3))
+
+
+def test_explicit_road():
+    with pytest.raises(ValueError, match="G has no rows: without an old task there is nothing"):
+        gp.decompose(G[:0])
+    with pytest.raises(ValueError, match="H holds NaN or infinity"):
+        gp.gram_schmidt(G * np.nan)
+    with pytest.raises(ValueError, match=r"k=-1: it should be None, an integer from 0 on"):
+        gp.principal_components(G, -1)
+    with pytest.raises(ValueError, match=r"B is 2 long and g 3: all of them belong to the same N"):
+        gp.solve(g, g, G[:, :2])
+    with pytest.raises(ValueError, match=r"B has shape \(3,\): it should be a matrix"):
+        gp.kkt_residuals(g, g, g, g)

@@ -1,0 +1,188 @@
+"""Every method solves its problem: KKT conditions, an independent solver, the explicit road."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support import backends, zoo
+from support.assertions import (
+    assert_kkt,
+    assert_kkt_gem,
+    by_least_squares,
+    condition,
+    explicit_basis,
+    gem_by_least_squares,
+    rounding,
+    shared_gradient,
+)
+
+import gradproj as gp
+
+TIGHT = 1e-9
+
+strengths = st.sampled_from([0.0, 0.25, 0.5])
+decomposed = st.builds(
+    gp.Decomposed,
+    rank=st.one_of(st.none(), st.integers(0, 6), st.sampled_from([0.5, 0.9, 0.99])),
+    shared=st.booleans(),
+    specific=st.booleans(),
+    strength=strengths,
+) | st.builds(
+    gp.Decomposed,
+    rank=st.integers(1, 6),
+    relaxation=st.sampled_from(["first", "last"]),
+    strength=strengths,
+)
+
+
+def has_clear_cut(G: np.ndarray, method: gp.Decomposed, gap: float = 0.99) -> bool:
+    """Whether the problem has one answer at working precision.
+
+    The rank is not a matter of rounding, and the K leading directions are apart from the next.
+    """
+    if condition(G, method) > 1e5:
+        return False
+    if method.rank is None or method.relaxation != "pca" or not method.specific:
+        return True
+    values = np.linalg.svd(G - G.mean(0), compute_uv=False)
+    values = values[values > 1e-6 * np.linalg.norm(G, axis=1).max()]
+    k = len(explicit_basis(G, method))
+    if isinstance(method.rank, float):
+        share = np.cumsum(values**2) / max((values**2).sum(), 1e-300)
+        if np.abs(share - method.rank).min(initial=1.0) < 1e-6:
+            return False
+    return k in (0, len(values)) or bool(values[k] < gap * values[k - 1])
+
+
+@backends.every_backend
+@given(case=zoo.gradients(), method=decomposed)
+def test_decomposed_is_optimal(library, case, method):
+    backend = backends.get(library)
+    g, G = case
+    assume(has_clear_cut(G, method))
+    # The replay term is added after the solution and would drown it at these scales.
+    assume(method.strength == 0 or np.abs(G).max() < 1e5 * np.abs(g).max())
+    w = backend.numpy(gp.project(backend.array(g), backend.array(G), method))
+    assert_kkt(w, g, G, method)
+
+
+@backends.every_backend
+@given(case=zoo.gradients(), strength=strengths)
+def test_gem_is_optimal(library, case, strength):
+    backend = backends.get(library)
+    g, G = case
+    assume(strength == 0 or np.abs(G).max() < 1e5 * np.abs(g).max())
+    result = gp.project(backend.array(g), backend.array(G), gp.GEM(strength), full_output=True)
+    assert_kkt_gem(backend.numpy(result.update), g, G, result.coefficients, strength, TIGHT)
+
+
+@backends.every_backend
+@given(case=zoo.gradients())
+def test_agem_is_optimal(library, case):
+    backend = backends.get(library)
+    g, G = case
+    w = backend.numpy(gp.project(backend.array(g), backend.array(G), gp.AGEM()))
+    assert gp.kkt_residuals(w, g, G.mean(0), np.zeros((0, len(g)))).worst <= TIGHT
+
+
+@backends.every_backend
+@given(case=zoo.gradients(), seed=st.integers(0, 100))
+def test_sgem_is_optimal_for_the_task_it_draws(library, case, seed):
+    backend = backends.get(library)
+    g, G = case
+    result = gp.project(backend.array(g), backend.array(G), gp.SGEM(seed=seed), full_output=True)
+    k = np.random.default_rng(seed).integers(len(G)) if len(G) > 1 else 0
+    w = backend.numpy(result.update)
+    assert gp.kkt_residuals(w, g, G[k], np.zeros((0, len(g)))).worst <= TIGHT
+    assert np.count_nonzero(np.delete(result.coefficients, k)) == 0
+
+
+@given(case=zoo.gradients())
+def test_decomposed_agrees_with_an_independent_solver(case):
+    g, G = case
+    w = gp.project(g, G)
+    assume(has_clear_cut(G, gp.Decomposed()))
+    other = by_least_squares(g, G.mean(0), gp.decompose(G)[1])
+    assert np.linalg.norm(w - other) <= rounding(G, gp.Decomposed()) * np.linalg.norm(g)
+
+
+@given(case=zoo.gradients())
+def test_gem_agrees_with_an_independent_solver(case):
+    g, G = case
+    w = gp.project(g, G, gp.GEM())
+    assert np.linalg.norm(w - gem_by_least_squares(g, G)) <= 1e-7 * np.linalg.norm(g)
+
+
+@given(case=zoo.gradients(), method=decomposed)
+def test_fast_road_equals_explicit_road(case, method):
+    g, G = case
+    assume(has_clear_cut(G, method))
+    assume(method.strength == 0 or np.abs(G).max() < 1e5 * np.abs(g).max())
+    shared = shared_gradient(G, method)
+    explicit = gp.solve(g, shared, explicit_basis(G, method)) + method.strength * G.sum(0)
+    size = max(np.linalg.norm(g), np.linalg.norm(explicit))
+    assert np.linalg.norm(gp.project(g, G, method) - explicit) <= rounding(G, method) * size
+
+
+@given(case=zoo.gradients())
+def test_gram_schmidt_and_pca_span_the_same_space(case):
+    _, G = case
+    _, specific = gp.decompose(G)
+    assume(has_clear_cut(G, gp.Decomposed(shared=False)))
+    scale = float(np.linalg.norm(G, axis=1).max())
+    one = gp.gram_schmidt(specific, tolerance=3e-7, scale=scale)
+    other = explicit_basis(G, gp.Decomposed())
+    assert one.shape == other.shape
+    for B in (one, other):
+        assert np.allclose(B @ B.T, np.eye(len(B)), atol=1e-13)
+    assert np.allclose(one.T @ one, other.T @ other, atol=1e-7)
+
+
+# In float32, inner products are good to about 6e-8 of the squared lengths, which a condition κ
+# turns into 6e-8 κ² of ‖g‖. `precise` rounds the update once, whatever the condition.
+@pytest.mark.parametrize("precise", [False, True])
+@backends.every_backend
+@given(case=zoo.gradients(), rank=st.sampled_from([None, 0, 2]))
+def test_float32_is_optimal_to_its_rounding(library, precise, case, rank):
+    backend = backends.get(library)
+    g, G = (x.astype(np.float32) for x in case)
+    wide = G.astype(float)
+    longest = np.linalg.norm(wide, axis=1).max()
+    B, shared = explicit_basis32(wide, rank), wide.mean(0)
+    sizes = np.linalg.svd(wide - shared, compute_uv=False)[: len(wide) if rank is None else rank]
+    inside = np.linalg.norm(shared - B.T @ (B @ shared))
+    lengths = np.asarray([*sizes, inside])
+    # Where float32 cannot tell a length from zero, there is no one answer to compare with.
+    clear = lengths > 3e-3 * longest
+    assume((clear | (lengths < 1e-7 * longest)).all())
+    if not clear[-1]:
+        shared = np.zeros_like(shared)
+    assume(rank is None or has_clear_cut(wide, gp.Decomposed(rank=rank), gap=0.9))
+    w = backend.numpy(
+        gp.project(backend.array(g), backend.array(G), gp.Decomposed(rank=rank), precise=precise)
+    )
+    assert w.dtype == np.float32
+    condition = longest / lengths[clear].min(initial=longest)
+    residuals = gp.kkt_residuals(w.astype(float), g.astype(float), shared, B)
+    assert residuals.worst <= (2e-6 if precise else max(1e-5, 6e-7 * condition**2)), residuals
+
+
+def explicit_basis32(G: np.ndarray, rank: int | None) -> np.ndarray:
+    """The basis of directions that are more than float32's rounding of the gradients."""
+    specific = G - G.mean(0)
+    largest = np.linalg.norm(specific, 2)
+    if rank == 0 or largest <= 1e-5 * np.linalg.norm(G, axis=1).max():
+        return np.zeros((0, G.shape[1]))
+    longest = np.linalg.norm(G, axis=1).max()
+    return gp.principal_components(specific, rank, tolerance=float(1e-5 * longest / largest))
+
+
+@pytest.mark.parametrize("name", zoo.NAMED)
+@pytest.mark.parametrize("seed", range(3))
+def test_named_matrices(name, seed):
+    G = zoo.NAMED[name]
+    g = zoo.new_gradient(G, seed)
+    assert_kkt(gp.project(g, G), g, G, gp.Decomposed())
+    result = gp.project(g, G, gp.GEM(), full_output=True)
+    assert_kkt_gem(result.update, g, G, result.coefficients, 0.0, TIGHT)
+    assert np.linalg.norm(gp.project(g, G)) <= np.linalg.norm(g) * (1 + 1e-12)

@@ -1,0 +1,1 @@
+"""What several test modules share: array libraries, nasty matrices, named assertions."""

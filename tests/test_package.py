@@ -1,0 +1,122 @@
+"""The package as a whole: public names, import direction, what is imported, what is listed."""
+
+import ast
+import inspect
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import gradproj as gp
+
+ROOT = Path(__file__).parent.parent
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The full names of all modules that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write the import in full"
+            names.add(node.module or "")
+    return names
+
+
+def test_all_is_what_is_public():
+    public = {
+        name
+        for name, value in vars(gp).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert sorted(public) == sorted(gp.__all__)
+
+
+def test_version():
+    assert gp.__version__ == version("gradproj")
+
+
+@pytest.mark.parametrize("name", gp.__all__)
+def test_every_public_name_is_documented_with_an_example(name):
+    doc = inspect.getdoc(getattr(gp, name))
+    assert doc
+    assert ">>> " in doc
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["project", "project_layers", "solve", "decompose", "gram_schmidt", "principal_components",
+     "measure", "combine", "kkt_residuals", "Decomposed", "GEM", "AGEM", "SGEM", "Method"],
+)  # fmt: skip
+def test_documentation_opens_with_the_problem(name):
+    paragraphs = inspect.getdoc(getattr(gp, name)).split("\n\n")
+    assert paragraphs[1].startswith(".. math::")
+
+
+@pytest.mark.parametrize("framework", ["torch", "cupy", "jax", "array_api_strict", "matplotlib"])
+def test_importing_and_using_the_core_imports_no_framework(framework):
+    code = (
+        "import sys, numpy as np, gradproj as gp;"
+        "gp.project(np.ones(3), -np.ones((2, 3)), gp.GEM());"
+        f"sys.exit('{framework}' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("gradproj", ("gradproj.adapters", "gradproj.experiments", "torch", "cupy")),
+        ("adapters", ("gradproj.experiments",)),
+    ],
+)
+def test_import_direction(folder, forbidden):
+    for path in modules(folder):
+        for name in imported(path):
+            assert not any(name == f or name.startswith(f + ".") for f in forbidden), path
+
+
+def test_every_folder_of_the_package_is_listed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = set(project["tool"]["setuptools"]["packages"])
+    found = {"gradproj"}
+    for folder in ("adapters", "experiments"):
+        for init in (ROOT / folder).rglob("__init__.py"):
+            found.add(".".join(("gradproj", *init.parent.relative_to(ROOT).parts)))
+    assert found == listed
+
+
+def calls_of_namespace(path: Path) -> set[tuple[str, ...]]:
+    """What a file reads from `xp`: ("sum",), ("linalg", "svd"), …"""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        chain = []
+        while isinstance(node, ast.Attribute):
+            chain.append(node.attr)
+            node = node.value
+        if chain and isinstance(node, ast.Name) and node.id == "xp":
+            found.add(tuple(reversed(chain)))
+    return found
+
+
+def test_cupy_has_every_function_that_the_core_calls():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    import array_api_compat.cupy as xp
+
+    needed = set().union(*(calls_of_namespace(path) for path in modules("gradproj")))
+    assert ("linalg", "svd") in needed
+    for chain in sorted(needed - {("__name__",)}):
+        place = xp
+        for name in chain:
+            assert hasattr(place, name), f"CuPy has no {'.'.join(chain)}"
+            place = getattr(place, name)
+            if name in ("float32", "float64"):
+                break
