@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine: make demo, make test.
+# The first of them makes the environment in .venv, from constraints.txt; nothing to prepare.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# One thread a process: the tests and the demo use the cores by running several processes.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+WORKERS ?= auto
+
+.PHONY: help demo test lint types test-deep bench clean
+help:
+	@echo "make demo       continual learning on handwritten digits, two minutes: a table and a picture"
+	@echo "make test       lint, types and all tests"
+	@echo "make test-deep  the property tests on more than 100,000 cases (half an hour)"
+	@echo "make bench      what each part costs, as ratios from one run"
+	@echo "make clean      remove the environment and what tools left behind"
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt pip setuptools
+	@echo "installing the environment into $(VENV) (a few minutes the first time) …"
+	$(PIP) install -q -c constraints.txt -e ".[all]" --group dev
+	@touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/gradproj demo
+
+test: lint types
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Checked as users see it: installed, not as folders of a checkout.
+types: $(VENV)/ready
+	@rm -rf build $(VENV)/typed
+	$(PIP) install -q --no-deps --no-build-isolation --target $(VENV)/typed .
+	cd $(VENV) && MYPYPATH=typed bin/mypy --config-file ../pyproject.toml -p gradproj
+
+test-deep: $(VENV)/ready
+	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) tests/core
+
+$(VENV)/bench: $(VENV)/ready
+	$(PIP) install -q -c constraints.txt --group bench
+	@touch $@
+
+bench: $(VENV)/bench
+	cd benchmarks && ../$(BIN)/python core.py
+	cd benchmarks && ../$(BIN)/python precision.py
+	cd benchmarks && ../$(BIN)/python adapter.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .tox .hypothesis .mypy_cache .ruff_cache .pytest_cache
