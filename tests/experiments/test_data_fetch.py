@@ -6,6 +6,7 @@ import gzip
 import io
 import tarfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from gradproj.experiments import data
 from gradproj.experiments.data import DataError, command, load
 from gradproj.experiments.data.cifar import CIFAR10, CIFAR100
+from gradproj.experiments.data.download import download
 from gradproj.experiments.data.mnist import FASHION_MNIST, MNIST
 from gradproj.experiments.data.tiny_imagenet import TINY_IMAGENET
 
@@ -45,6 +47,25 @@ def test_files_are_fetched_one_by_one(mnist, offer, tmp_path):
     items = tuple(offer(f"{name}.gz", gzip.compress(raw)) for name, raw in content.items())
     source = dataclasses.replace(source, downloads=items)
     assert len(source.load(tmp_path / "fresh").train_x) == 12
+
+
+def test_many_may_ask_at_once(cifar, offer, tmp_path, monkeypatch):
+    source, root, _ = cifar["cifar10"]
+    with io.BytesIO() as out:
+        with tarfile.open(fileobj=out, mode="w:gz") as pack:
+            pack.add(root / source.folder, source.folder)
+        source = dataclasses.replace(source, downloads=(offer("set.tar.gz", out.getvalue()),))
+    downloads = []
+
+    def counted(item, folder):
+        downloads.append(item.name)
+        return download(item, folder)
+
+    monkeypatch.setattr("gradproj.experiments.data.source.download", counted)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: source.load(tmp_path / "fresh"), range(8)))
+    assert downloads == ["set.tar.gz"]
+    assert all(torch.equal(found[0].train_x, other.train_x) for other in found)
 
 
 def test_an_incomplete_folder_is_not_overwritten(cifar):
