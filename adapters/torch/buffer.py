@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from array_api_compat import array_namespace
 from torch import Tensor, nn
 
 from gradproj.adapters.torch import shards
@@ -46,6 +47,7 @@ class Block:
         self.views: list[list[Tensor]] = []
         self.grads: list[list[Tensor]] = []
         self.array: Any = None
+        self.namespace: Any = None
 
     def reserve(self, count: int) -> None:
         """Make room for `count` rows; the capacity doubles, so that growth is rare."""
@@ -55,6 +57,7 @@ class Block:
         rows[: len(self.rows)] = self.rows
         self.rows = rows
         self.array = as_array(rows, self.backend)
+        self.namespace = array_namespace(self.array)
         if self.landing is not None:
             views = self._views(self.landing)
             self.views = [views] * len(rows)

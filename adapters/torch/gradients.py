@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +12,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradproj as gp
+from gradproj._measure import measure_layers
 from gradproj.adapters.torch.backends import choose_backend
 from gradproj.adapters.torch.buffer import Block, dense_strides
 
 Floats = NDArray[np.float64]
+
+
+def _measure_one_by_one(new: Sequence[Any], old: Sequence[Any]) -> tuple[Floats, Floats]:
+    """Inner products with NaN for the layers, and only those, that are not finite."""
+    T = len(old[0])
+    C, h = np.full((len(new), T, T), np.nan), np.full((len(new), T), np.nan)
+    for layer, (g, G) in enumerate(zip(new, old, strict=True)):
+        with suppress(ValueError):
+            C[layer], h[layer] = gp.measure(g, G)
+    return C, h
 
 
 class Gradients:
@@ -81,14 +94,19 @@ class Gradients:
         C, h = np.zeros((self.layers, T, T)), np.zeros((self.layers, T))
         for block in self.blocks:
             old = slice(1, tasks + 1) if tasks else slice(0, 1)
-            for layer, start, stop in block.segments:
-                try:
-                    products = gp.measure(block.array[0, start:stop], block.array[old, start:stop])
-                except ValueError:
-                    # Not finite. Other processes wait for this one's numbers, so it goes on.
-                    products = np.full((T, T), np.nan), np.full(T, np.nan)
-                C[layer] += products[0]
-                h[layer] += products[1]
+            new_parts = [block.array[0, start:stop] for _, start, stop in block.segments]
+            old_parts = [block.array[old, start:stop] for _, start, stop in block.segments]
+            numbers = [layer for layer, _, _ in block.segments]
+            try:
+                # All layers in one call: the core's checks cost more than a small layer's products.
+                C_part, h_part, _ = measure_layers(
+                    block.namespace, new_parts, old_parts, False, [""] * len(numbers)
+                )
+            except ValueError:
+                # Not finite. Other processes wait for this one's numbers, so it goes on.
+                C_part, h_part = _measure_one_by_one(new_parts, old_parts)
+            C[numbers] += C_part
+            h[numbers] += h_part
         return C, h
 
     def combine(self, coefficients: Floats) -> None:

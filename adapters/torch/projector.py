@@ -168,7 +168,7 @@ class Projector:
                 self._run(loss, task + 1)
         if not isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
-        self.project()
+        self._project()
 
     def backward_batches(
         self,
@@ -218,7 +218,7 @@ class Projector:
         flags = self._gradients.write(gradients)
         self._stored = {task + 1: flags for task in range(len(old))}
         self._run(partial(loss, self.model, *new), 0)
-        self.project()
+        self._project()
 
     # -- the pieces -------------------------------------------------------------------------------
 
@@ -270,20 +270,7 @@ class Projector:
         self._sync()
         if 0 not in self._stored:
             self._collect(0)
-        tasks = len(self._stored) - 1
-        absent = [task for task in range(tasks) if task + 1 not in self._stored]
-        if absent:
-            raise ValueError(
-                f"task={absent[0]} has not been stored but a later one has; store(0) to "
-                f"store({tasks - 1}) come before project()"
-            )
-        flags = [any(column) for column in zip(*self._stored.values(), strict=True)]
-        flags = self._processes.share(self._gradients, tasks + 1, flags)
-        self.last = self._solve(tasks)
-        if self.last is not None:
-            self._gradients.combine(self.last.coefficients)
-        self._gradients.finish(flags)
-        self._forget()
+        self._project()
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -323,6 +310,22 @@ class Projector:
             generator.bit_generator.state = state["generator"]
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _project(self) -> None:
+        tasks = len(self._stored) - 1
+        absent = [task for task in range(tasks) if task + 1 not in self._stored]
+        if absent:
+            raise ValueError(
+                f"task={absent[0]} has not been stored but a later one has; store(0) to "
+                f"store({tasks - 1}) come before project()"
+            )
+        flags = [any(column) for column in zip(*self._stored.values(), strict=True)]
+        flags = self._processes.share(self._gradients, tasks + 1, flags)
+        self.last = self._solve(tasks)
+        if self.last is not None:
+            self._gradients.combine(self.last.coefficients)
+        self._gradients.finish(flags)
+        self._forget()
 
     def _solve(self, tasks: int) -> gp.Solution | None:
         """Return what the method makes of the inner products; None if the step is skipped."""
