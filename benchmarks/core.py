@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib.util
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 from timing import cpu_seconds  # isort: skip (sets the number of threads)
@@ -45,20 +47,23 @@ def resnet_tensors() -> list[int]:
     return [*sizes, 160 * 100, 100]
 
 
-def gradients(T: int, N: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random gradients with a shared part, as trained networks have."""
+def gradients(T: int, N: int, library: str = "NumPy") -> tuple[Any, Any, Any]:
+    """A new gradient that conflicts, old ones with a shared part, and weights for their mean."""
     rng = np.random.default_rng(T)
-    G = rng.standard_normal((T, N), dtype=np.float32) + rng.standard_normal(N, dtype=np.float32)
-    return rng.standard_normal(N, dtype=np.float32), G
+    shared = rng.standard_normal(N, dtype=np.float32)
+    G = rng.standard_normal((T, N), dtype=np.float32) + shared
+    g = rng.standard_normal(N, dtype=np.float32) - shared
+    arrays = g, G, np.full(T, 1 / T, dtype=np.float32)
+    return arrays if library == "NumPy" else tuple(map(torch.from_numpy, arrays))
 
 
 def floors(g: Any, G: Any, c: Any) -> dict[str, Callable[[], Any]]:
     def whole() -> None:
-        G @ G.T, G @ g, c @ G  # noqa: B018
+        G @ G.T, G @ g, c @ G
 
     def mean() -> None:
         m = c @ G
-        m @ m, m @ g, g + m  # noqa: B018
+        m @ m, m @ g, g + m
 
     return {"floor": whole, "A-GEM floor": mean}
 
@@ -66,51 +71,37 @@ def floors(g: Any, G: Any, c: Any) -> dict[str, Callable[[], Any]]:
 def table_of_methods() -> None:
     print("\nCPU time over the floor (at most 1.25 for Decomposed on ResNet18, 1.5 on MLP, T = 20)")
     print(f"{'':<28}" + "".join(f"{name:>12}" for name in METHODS) + f"{'floor':>12}")
-    for library in ("NumPy", "torch"):
-        for network, N in SIZES.items():
-            for T in TASKS:
-                g, G = gradients(T, N)
-                c = np.full(T, 1 / T, dtype=np.float32)
-                arrays = (g, G, c) if library == "NumPy" else map(torch.from_numpy, (g, G, c))
-                g, G, c = arrays
-                functions = floors(g, G, c) | {
-                    name: lambda m=method: gp.project(g, G, m) for name, method in METHODS.items()
-                }
-                seconds = cpu_seconds(functions, 3.0)
-                cells = [
-                    seconds[name] / seconds["A-GEM floor" if name == "A-GEM" else "floor"]
-                    for name in METHODS
-                ]
-                row = "".join(f"{cell:>12.2f}" for cell in cells)
-                label = f"{library} {network} T = {T}"
-                print(f"{label:<28}{row}{seconds['floor'] * 1e3:>9.2f} ms", flush=True)
+    for library, (network, N), T in product(("NumPy", "torch"), SIZES.items(), TASKS):
+        g, G, c = gradients(T, N, library)
+        calls = {name: partial(gp.project, g, G, method) for name, method in METHODS.items()}
+        seconds = cpu_seconds(floors(g, G, c) | calls, 3.0)
+        row = "".join(
+            f"{seconds[name] / seconds['A-GEM floor' if name == 'A-GEM' else 'floor']:>12.2f}"
+            for name in METHODS
+        )
+        label = f"{library} {network} T = {T}"
+        print(f"{label:<28}{row}{seconds['floor'] * 1e3:>9.2f} ms", flush=True)
 
 
 def table_of_layers() -> None:
     sizes = resnet_tensors()
-    edges = np.cumsum([0, *sizes])
+    cuts = [slice(a, b) for a, b in pairwise(np.cumsum([0, *sizes]))]
     print(f"\n{len(sizes)} tensors of ResNet18, layerwise over whole-net (at most 2 at T = 20)")
-    for library in ("NumPy", "torch"):
-        for T in TASKS:
-            g, G = gradients(T, sum(sizes))
-            if library == "torch":
-                g, G = torch.from_numpy(g), torch.from_numpy(G)
-            cuts = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-            g_l, G_l = [g[cut] for cut in cuts], [G[:, cut] for cut in cuts]
-            method = gp.Decomposed()
-            seconds = cpu_seconds(
-                {
-                    "whole": lambda: gp.project(g, G, method),
-                    "layers": lambda: gp.project_layers(g_l, G_l, method),
-                },
-                3.0,
-            )
-            print(f"{library} T = {T:<4}{seconds['layers'] / seconds['whole']:>8.2f}")
+    for library, T in product(("NumPy", "torch"), TASKS):
+        g, G, _ = gradients(T, sum(sizes), library)
+        layers = [g[cut] for cut in cuts], [G[:, cut] for cut in cuts]
+        calls = {
+            "whole": partial(gp.project, g, G),
+            "layers": partial(gp.project_layers, *layers),
+        }
+        seconds = cpu_seconds(calls, 3.0)
+        print(f"{library} T = {T:<4}{seconds['layers'] / seconds['whole']:>8.2f}")
 
 
 def table_of_others() -> None:
     print("\nBeside others on the same matrix, CPU time over the floor of torch")
-    missing = [name for name in ("torchjd", "quadprog") if not importlib.util.find_spec(name)]
+    needed = ("torchjd", "quadprog", "qpsolvers")
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         print(f"not installed: {', '.join(missing)} (`make bench` installs them)")
         return
@@ -125,29 +116,26 @@ def table_of_others() -> None:
 
     names = ("Decomposed", "GEM", "DualProj", "UPGrad", "quadprog")
     print(f"{'':<28}" + "".join(f"{name:>12}" for name in names))
-    for network, N in SIZES.items():
-        for T in TASKS:
-            g, G = gradients(T, N)
-            tg, tG, tc = map(torch.from_numpy, (g, G, np.full(T, 1 / T, dtype=np.float32)))
-            dual, upgrad = DualProj(), UPGrad()
-            functions: dict[str, Callable[[], Any]] = {
-                "floor": floors(tg, tG, tc)["floor"],
-                "Decomposed": lambda: gp.project(tg, tG),
-                "GEM": lambda: gp.project(tg, tG, gp.GEM()),
-                "DualProj": lambda: dual(tG),
-                "UPGrad": lambda: upgrad(tG),
-                "quadprog": lambda: by_quadprog(g, G),
-            }
-            seconds = cpu_seconds(functions, 3.0)
-            row = "".join(f"{seconds[name] / seconds['floor']:>12.2f}" for name in names)
-            print(f"{f'{network} T = {T}':<28}{row}", flush=True)
+    for (network, N), T in product(SIZES.items(), TASKS):
+        g, G, c = gradients(T, N, "torch")
+        calls: dict[str, Callable[[], Any]] = {
+            "floor": floors(g, G, c)["floor"],
+            "Decomposed": partial(gp.project, g, G),
+            "GEM": partial(gp.project, g, G, gp.GEM()),
+            "DualProj": partial(DualProj(), G),
+            "UPGrad": partial(UPGrad(), G),
+            "quadprog": partial(by_quadprog, g.numpy(), G.numpy()),
+        }
+        seconds = cpu_seconds(calls, 3.0)
+        row = "".join(f"{seconds[name] / seconds['floor']:>12.2f}" for name in names)
+        print(f"{f'{network} T = {T}':<28}{row}", flush=True)
 
 
 def table_of_memory() -> None:
     print("\nPeak extra memory of `project` on NumPy, in gradients of N float32 (G itself is T)")
     for network, N in SIZES.items():
         for T in TASKS:
-            g, G = gradients(T, N)
+            g, G, _ = gradients(T, N)
             row = ""
             for name, method in METHODS.items():
                 gp.project(g, G, method)

@@ -19,6 +19,10 @@ _SKINNY = 8
 # A GPU pays for each block with kernel launches: very long gradients get longer blocks.
 _MOST_BLOCKS = 256
 
+# Up to this many rows, T products of a block with one of its rows take half the time of one matrix
+# product (OpenBLAS, one block in the cache); at ten they are even.
+_FEW_ROWS = 8
+
 # Squared norms outside this range come too close to where float32 overflows or goes subnormal;
 # the layer is then measured again in float64.
 _SAFE_SQUARE = (1e-24, 1e36)
@@ -112,8 +116,7 @@ def measure_layers(
     with np.errstate(over="ignore", invalid="ignore"):
         blocks = [_products(xp, g_l, G_l, precise) for g_l, G_l in zip(g, G, strict=True)]
     # Stacked first, so that a GPU is waited for once and not once a layer.
-    C = to_host(xp.stack([C_l for C_l, _ in blocks]))
-    h = to_host(xp.stack([h_l for _, h_l in blocks]))
+    C, h = (to_host(xp.stack(parts)) for parts in zip(*blocks, strict=True))
     widened = [precise] * len(g)
     squares = np.diagonal(C, axis1=1, axis2=2)
     products = np.abs(h).max(1, initial=0.0)
@@ -150,24 +153,26 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
 
 def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]:
     """Return G Gᵀ and G g, float64, on the device of the gradients."""
-    if g.dtype == xp.float64:
-        return G @ G.T, G @ g
-    T = G.shape[0]
-    C = xp.zeros((T, T), dtype=xp.float64, device=device(g))
-    h = xp.zeros(T, dtype=xp.float64, device=device(g))
-    for cut in _cuts(T, g.shape[0]):
+    C: Array = 0.0
+    h: Array = 0.0
+    for cut in _cuts(*G.shape):
         rows, new = G[:, cut], g[cut]
         if precise:
             rows, new = xp.astype(rows, xp.float64), xp.astype(new, xp.float64)
-        h += rows @ new
-        if xp is np and T < _SKINNY:
-            for i in range(T):
-                C[i, i:] += rows[i:] @ rows[i]
-        else:
-            C += rows @ rows.T
-    if xp is np and T < _SKINNY:
-        C += np.triu(C, 1).T
+        C = C + xp.astype(_gram(xp, rows), xp.float64)
+        h = h + xp.astype(rows @ new, xp.float64)
     return C, h
+
+
+def _gram(xp: Any, rows: Array) -> Array:
+    """Return rows @ rowsᵀ; by matrix-vector products where BLAS is slow, on the CPU with few rows."""
+    T = rows.shape[0]
+    if xp is not np or T == 1 or T > _FEW_ROWS:
+        return rows @ rows.T
+    C = np.empty((T, T), dtype=rows.dtype)
+    for i in range(T):
+        C[i, : i + 1] = C[: i + 1, i] = rows[: i + 1] @ rows[i]
+    return C
 
 
 def _cuts(T: int, N: int) -> Iterator[slice]:
