@@ -143,8 +143,8 @@ class Decomposed(Method):
         if isinstance(self.rank, float):
             variance = np.where(kept, values, 0.0)
             before = np.cumsum(variance, axis=1) - variance
-            return kept & (before < self.rank * variance.sum(1, keepdims=True))
-        if self.rank is not None:
+            kept &= before < self.rank * variance.sum(1, keepdims=True)
+        elif self.rank is not None:
             kept[:, self.rank :] = False
         return kept
 

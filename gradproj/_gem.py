@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from gradproj._arrays import HostArray
 from gradproj._method import Method, Solution, check_strength
@@ -52,7 +53,7 @@ class GEM(Method):
     def _solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
         layers, T = h.shape
         length = np.sqrt(np.diagonal(C, axis1=1, axis2=2))
-        corrected = (h < 0).any(1)
+        corrected: npt.NDArray[np.bool_] = np.any(h < 0, axis=1)
         v = np.zeros((layers, T))
         for layer in np.flatnonzero(corrected):
             # Unit rows make the problem independent of the tasks' scales; a task whose gradient is

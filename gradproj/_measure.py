@@ -165,7 +165,7 @@ def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]
 
 
 def _gram(xp: Any, rows: Array) -> Array:
-    """Return rows @ rowsᵀ; by matrix-vector products where BLAS is slow, on the CPU with few rows."""
+    """Return rows @ rowsᵀ; row by row where BLAS is slow: on the CPU, with few rows."""
     T = rows.shape[0]
     if xp is not np or T == 1 or T > _FEW_ROWS:
         return rows @ rows.T

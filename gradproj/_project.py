@@ -182,7 +182,7 @@ def _project(
     """Project each layer; the updates in the caller's form, and the solution of the batch."""
     if not isinstance(method, Method):
         raise TypeError(f"method is {method!r}: pass a method, for example gp.GEM()")
-    layers = [enter(*pair, label) for *pair, label in zip(g, G, labels, strict=True)]
+    layers = [enter(g_l, G_l, label) for g_l, G_l, label in zip(g, G, labels, strict=True)]
     _check_alike(layers, labels)
     T = layers[0].G.shape[0] if layers else 0
     if T == 0:
