@@ -18,6 +18,10 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
     :math:`\|R u - b\|^2` over :math:`u \ge 0`; a last step of iterative refinement on the
     entries that are not zero takes the bias of the ridge out again.
     """
+    scale = np.abs(q).max(initial=0.0)
+    if scale == 0:
+        return np.zeros_like(q)
+    q = q / scale  # some releases of nnls compare with absolute tolerances
     values, vectors = np.linalg.eigh(A)
     ridge = tolerance / 10
     root = np.sqrt(np.maximum(values, 0.0) + ridge)
@@ -30,4 +34,4 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
         # A bias is small: a step that is not came from rounding in a nearly singular problem.
         if (np.abs(step) < 1e-3 * u[some]).all():
             u[some] += step
-    return u
+    return scale * u
