@@ -7,8 +7,9 @@ tasks grow. Parameters lie in layer order, so that a layer is a range of columns
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from array_api_compat import array_namespace
 from torch import Tensor, nn
@@ -17,6 +18,15 @@ from gradproj.adapters.torch import shards
 from gradproj.adapters.torch.backends import as_array
 
 HALF = (torch.float16, torch.bfloat16)
+
+
+class Parts(NamedTuple):
+    """A block cut into its segments."""
+
+    new: list[Any]  # (N_l,), arrays of the measuring library
+    old: list[Any]  # (T, N_l)
+    update: list[Tensor]  # (N_l,), the same memory as tensors
+    columns: list[Tensor]  # (N_l, T)
 
 
 class Block:
@@ -48,6 +58,7 @@ class Block:
         self.grads: list[list[Tensor]] = []
         self.array: Any = None
         self.namespace: Any = None
+        self._parts: tuple[int, Parts] | None = None
 
     def reserve(self, count: int) -> None:
         """Make room for `count` rows; the capacity doubles, so that growth is rare."""
@@ -57,7 +68,8 @@ class Block:
         rows[: len(self.rows)] = self.rows
         self.rows = rows
         self.array = as_array(rows, self.backend)
-        self.namespace = array_namespace(self.array)
+        self.namespace = np if self.backend == "numpy" else array_namespace(self.array)
+        self._parts = None
         if self.landing is not None:
             views = self._views(self.landing)
             self.views = [views] * len(rows)
@@ -76,6 +88,23 @@ class Block:
             else row.new_zeros(t.shape)
             for start, t in zip(self.starts, self.tensors, strict=True)
         ]
+
+    def parts(self, tasks: int) -> Parts:
+        """Views of the segments for so many old tasks; made once, as long as they stay so many."""
+        if self._parts is None or self._parts[0] != tasks:
+            # With no old task the new gradient is measured against itself.
+            rows = slice(1, tasks + 1) if tasks else slice(0, 1)
+            cuts = [slice(start, stop) for _, start, stop in self.segments]
+            self._parts = (
+                tasks,
+                Parts(
+                    [self.array[0, cut] for cut in cuts],
+                    [self.array[rows, cut] for cut in cuts],
+                    [self.rows[0, cut] for cut in cuts],
+                    [self.rows[1 : tasks + 1, cut].T for cut in cuts],
+                ),
+            )
+        return self._parts[1]
 
     def aim(self, row: int) -> None:
         """Zero the row and let every `.grad` be a view of it."""

@@ -93,32 +93,33 @@ class Gradients:
         T = max(tasks, 1)
         C, h = np.zeros((self.layers, T, T)), np.zeros((self.layers, T))
         for block in self.blocks:
-            old = slice(1, tasks + 1) if tasks else slice(0, 1)
-            new_parts = [block.array[0, start:stop] for _, start, stop in block.segments]
-            old_parts = [block.array[old, start:stop] for _, start, stop in block.segments]
+            parts = block.parts(tasks)
             numbers = [layer for layer, _, _ in block.segments]
             try:
                 # All layers in one call: the core's checks cost more than a small layer's products.
                 C_part, h_part, _ = measure_layers(
-                    block.namespace, new_parts, old_parts, False, [""] * len(numbers)
+                    block.namespace, parts.new, parts.old, False, [""] * len(numbers)
                 )
             except ValueError:
                 # Not finite. Other processes wait for this one's numbers, so it goes on.
-                C_part, h_part = _measure_one_by_one(new_parts, old_parts)
+                C_part, h_part = _measure_one_by_one(parts.new, parts.old)
+            if len(self.blocks) == 1:
+                return C_part, h_part
             C[numbers] += C_part
             h[numbers] += h_part
         return C, h
 
     def combine(self, coefficients: Floats) -> None:
         """Turn row 0 into w = g + cᵀG, in place."""
-        tasks = coefficients.shape[1]
         needed = np.any(coefficients, axis=1).tolist()
         for block in self.blocks:
-            c = torch.from_numpy(coefficients).to(block.rows)
-            for layer, start, stop in block.segments:
+            c = torch.from_numpy(coefficients).to(block.rows).unbind()
+            parts = block.parts(coefficients.shape[1])
+            for (layer, _, _), w, old in zip(
+                block.segments, parts.update, parts.columns, strict=True
+            ):
                 if needed[layer]:
-                    old = block.rows[1 : tasks + 1, start:stop]
-                    block.rows[0, start:stop].addmv_(old.T, c[layer])
+                    w.addmv_(old, c[layer])
 
     def poison(self) -> None:
         """Fill row 0 with NaN: whoever looks at `.grad` sees that the step must be skipped."""

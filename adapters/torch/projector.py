@@ -330,13 +330,13 @@ class Projector:
     def _solve(self, tasks: int) -> gp.Solution | None:
         """Return what the method makes of the inner products; None if the step is skipped."""
         C, h = self._processes.total(*self._gradients.measure(tasks), self._gradients)
-        bad = np.flatnonzero(~(np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)))
-        if len(bad) == 0:
+        if np.isfinite(C.sum() + h.sum()):
             tolerance = self._gradients.tolerance
             return self.method.solve(C[:, :tasks, :tasks], h[:, :tasks], tolerance=tolerance)
         if self.overflow == "raise":
             self._forget()
-            name = list(self.layers)[bad[0]]
+            finite = np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)
+            name = list(self.layers)[finite.argmin()]
             raise ValueError(
                 f"the gradients of layer {name!r} hold NaN or infinity; lower the learning rate, "
                 'or with mixed precision use overflow="skip"'
@@ -382,7 +382,7 @@ class Projector:
     def _sync(self) -> None:
         """Lay the buffer out anew if the model's parameters are no longer what they were."""
         core = unwrapped(self.model)
-        parameters = [p for p in core.parameters() if p.requires_grad]
+        parameters = trainable(core)
         signature = [(p, p.dtype, p.device, p.shape, p.stride()) for p in parameters]
         known = self._signature
         if (
@@ -408,6 +408,20 @@ class Projector:
         self.backend = self._gradients.backend
         self._signature = signature
         self._aimed = None
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """All parameters that require a gradient, a tied one as often as it occurs.
+
+    It is called at each step, where `model.parameters()` would take longer than the projection of a
+    small layer.
+    """
+    found: list[nn.Parameter] = []
+    modules = [model]
+    for module in modules:
+        found += [p for p in module._parameters.values() if p is not None and p.requires_grad]
+        modules += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
