@@ -109,7 +109,7 @@ def test_with_one_old_task_all_methods_agree(case, strength):
 def test_rank_zero_is_agem(case):
     g, G = case
     for method in (gp.Decomposed(rank=0), gp.Decomposed(specific=False)):
-        assert np.array_equal(gp.project(g, G, method), gp.project(g, G, gp.AGEM()))
+        assert close(gp.project(g, G, method), gp.project(g, G, gp.AGEM()), np.linalg.norm(g))
 
 
 @given(case=zoo.gradients(), relaxation=st.sampled_from(["pca", "first", "last"]))
@@ -147,7 +147,7 @@ def test_projecting_twice_is_projecting_once(method, case):
     g, G = case
     assume(not isinstance(method, gp.Decomposed) or condition(G, method) < 1e3)
     w = gp.project(g, G, method)
-    tolerance = 1e-7 if isinstance(method, gp.GEM) else 1e-8
+    tolerance = 10 * rounding(G, method) if isinstance(method, gp.Decomposed) else 1e-7
     assert close(gp.project(w, G, method), w, np.linalg.norm(g), tolerance)
 
 
@@ -155,11 +155,12 @@ def test_projecting_twice_is_projecting_once(method, case):
 def test_strength_adds_the_old_gradients(case, strength):
     g, G = case
     plain, strong = gp.Decomposed(rank=2), gp.Decomposed(rank=2, strength=strength)
+    # The old gradients may cancel, but not their rounding.
+    size = np.linalg.norm(g) + strength * np.linalg.norm(G)
     expected = gp.project(g, G, plain) + strength * G.sum(0)
-    assert close(gp.project(g, G, strong), expected, np.linalg.norm(g) + np.linalg.norm(expected))
+    assert close(gp.project(g, G, strong), expected, size)
     replay = gp.Decomposed(shared=False, specific=False, strength=strength)
-    expected = g + strength * G.sum(0)
-    assert close(gp.project(g, G, replay), expected, np.linalg.norm(g) + np.linalg.norm(expected))
+    assert close(gp.project(g, G, replay), g + strength * G.sum(0), size)
 
 
 @pytest.mark.parametrize("method", [*EVERY_METHOD, gp.SGEM()], ids=repr)
