@@ -14,8 +14,6 @@ from gradproj._arrays import Array, HostArray, device, enter, from_host, to_host
 _BLOCK = 1 << 14
 # One row alone has no dependence between rows to lose: longer blocks are precise enough.
 _BLOCK_OF_ONE = 1 << 17
-# With fewer rows, OpenBLAS takes G Gᵀ faster as matrix-vector products, up to four times.
-_SKINNY = 8
 # A GPU pays for each block with kernel launches: very long gradients get longer blocks.
 _MOST_BLOCKS = 256
 
