@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,8 +113,7 @@ def measure_layers(
     # Overflow is no accident here: it is looked for below.
     with np.errstate(over="ignore", invalid="ignore"):
         blocks = [_products(xp, g_l, G_l, precise) for g_l, G_l in zip(g, G, strict=True)]
-    # Stacked first, so that a GPU is waited for once and not once a layer.
-    C, h = (to_host(xp.stack(parts)) for parts in zip(*blocks, strict=True))
+    C, h = (stack_on_host(xp, parts) for parts in zip(*blocks, strict=True))
     widened = [precise] * len(g)
     squares = np.diagonal(C, axis1=1, axis2=2)
     products = np.abs(h).max(1, initial=0.0)
@@ -130,6 +129,11 @@ def measure_layers(
             widened[layer] = True
     _check_finite(C, h, labels)
     return C, h, widened
+
+
+def stack_on_host(xp: Any, parts: Sequence[Array]) -> HostArray:
+    """Copy T-sized arrays, one a layer, to the host as one, so that a GPU is waited for once."""
+    return to_host(parts[0])[None] if len(parts) == 1 else to_host(xp.stack(parts))
 
 
 def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> Array:
@@ -151,14 +155,14 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
 
 def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]:
     """Return G Gᵀ and G g, float64, on the device of the gradients."""
-    C: Array = 0.0
-    h: Array = 0.0
+    C = h = None
     for cut in _cuts(*G.shape):
         rows, new = G[:, cut], g[cut]
         if precise:
             rows, new = xp.astype(rows, xp.float64), xp.astype(new, xp.float64)
-        C = C + xp.astype(_gram(xp, rows), xp.float64)
-        h = h + xp.astype(rows @ new, xp.float64)
+        C_cut = xp.astype(_gram(xp, rows), xp.float64)
+        h_cut = xp.astype(rows @ new, xp.float64)
+        C, h = (C_cut, h_cut) if C is None else (C + C_cut, h + h_cut)
     return C, h
 
 

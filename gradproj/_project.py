@@ -8,9 +8,9 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradproj._arrays import Array, Entered, HostArray, common_namespace, enter, from_host, to_host
+from gradproj._arrays import Array, Entered, HostArray, common_namespace, enter, from_host
 from gradproj._decomposed import Decomposed
-from gradproj._measure import combine_layer, measure_layers
+from gradproj._measure import combine_layer, measure_layers, stack_on_host
 from gradproj._method import TOLERANCE_32, TOLERANCE_64, Method, Solution
 
 
@@ -240,5 +240,5 @@ def _cancels(xp: Any, old: list[Array], weights: HostArray, C: HostArray) -> boo
     if np.count_nonzero(weights) == 1:
         return False
     with np.errstate(over="ignore"):
-        first = to_host(xp.stack([G_l[0, :] @ G_l[0, :] for G_l in old]))
+        first = stack_on_host(xp, [G_l[0, :] @ G_l[0, :] for G_l in old])
     return not bool((C[:, 0, 0] > 1e-3 * first).all())
