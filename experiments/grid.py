@@ -18,7 +18,7 @@ from gradproj.experiments.progress import Event, ignore, throttled
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.storage import RunError
 
-__all__ = ["Job", "Outcome", "execute", "run_in_processes"]
+__all__ = ["Job", "Outcome", "execute", "execute_all", "process_context", "run_in_processes"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def run_in_processes(
     A process of its own for each run means that one that crashes, or is killed for want of
     memory, is reported and leaves the others alone.
     """
-    context = _context()
+    context = process_context()
     workers = workers or os.cpu_count() or 1
     waiting = deque(jobs)
     running: dict[str, BaseProcess] = {}
@@ -135,7 +135,7 @@ def _close(
         show(Event(kind="failed", run=name, message=message))
 
 
-def _context() -> Any:
+def process_context() -> Any:
     """Fork from a server that has torch loaded, where there is one: runs then start at once."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"

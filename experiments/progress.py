@@ -159,6 +159,10 @@ class LiveDisplay:
     ) -> None:
         self._progress.stop()
 
+    def refresh(self) -> None:
+        """Draw at once; otherwise the bars are drawn several times a second."""
+        self._progress.refresh()
+
     def __call__(self, event: Event) -> None:
         """Move the bar of the event's run."""
         if event.run not in self._bars:

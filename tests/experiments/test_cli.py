@@ -1,0 +1,99 @@
+"""The command line, as a person meets it."""
+
+import json
+
+import pytest
+
+from gradproj.experiments import cli
+from gradproj.experiments.commands.run import make_jobs
+from gradproj.experiments.schema import ConfigError
+
+SMALL = ["--set", "stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
+
+
+def test_list_names_everything(capsys):
+    assert cli.main(["list"]) == 0
+    text = capsys.readouterr().out
+    for word in ("permuted-digits", "gem", "ours", "resnet18-small", "list presets"):
+        assert word in text
+    assert cli.main(["list", "presets"]) == 0
+    assert "mnist-permutations/ours-3ep" in capsys.readouterr().out.splitlines()
+
+
+def test_run_writes_a_folder_for_each_run_and_skips_what_is_done(tmp_path, capsys):
+    command = ["run", "permuted-digits/ours", "--out", str(tmp_path), *SMALL]
+    assert cli.main(command) == 0
+    assert "1 finished" in capsys.readouterr().out
+    (result,) = tmp_path.glob("permuted-digits/ours,*/seed-0/result.json")
+    assert json.loads(result.read_text())["preset"] == "permuted-digits/ours"
+    assert cli.main(command) == 0
+    assert "1 skipped" in capsys.readouterr().out
+    assert cli.main([*command, "--force"]) == 0
+    assert "1 finished" in capsys.readouterr().out
+
+
+def test_run_without_a_preset(tmp_path, capsys):
+    command = ["run", "--benchmark", "split-digits", "--method", "ewc", "--out", str(tmp_path)]
+    assert cli.main([*command, "--set", "stream.samples=20", "lr=0.5"]) == 0
+    config = next(tmp_path.glob("split-digits/ewc,*/seed-0/config.json"))
+    assert json.loads(config.read_text())["lr"] == 0.5
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["permuted-digits/our"], "did you mean 'permuted-digits/ours'?"),
+        (["permuted-digits/ours", "--set", "epoch=3"], "did you mean 'epochs'?"),
+        (["permuted-digits/ours", "--set", "epochs"], "write key=value"),
+        (["permuted-digits/ours", "--set", "options.rank=-1"], "options.rank=-1 is below"),
+        ([], "name one or more presets, or both --benchmark and --method"),
+        (["--method", "gem"], "name one or more presets, or both --benchmark and --method"),
+        (["permuted-digits/ours", "--method", "gem"], "name one or more presets, or both"),
+    ],
+)
+def test_wrong_input_is_explained(arguments, message, capsys):
+    assert cli.main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_a_failed_run(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["run", "permuted-digits/ours", "--out", str(tmp_path / "file")]) == 1
+    assert "cannot be written" in capsys.readouterr().out
+
+
+def test_missing_data_is_a_failed_run_with_a_cure(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    arguments = ["run", "mnist-permutations/single", "--out", str(tmp_path / "runs")]
+    assert cli.main([*arguments, "--data-dir", str(tmp_path / "data")]) == 1
+    text = capsys.readouterr().out
+    assert "mnist" in text
+    assert "Traceback" not in text
+
+
+def test_jobs_of_a_grid_have_their_own_folders(tmp_path):
+    names = ["permuted-digits/gem", "split-digits/gem"]
+    jobs = make_jobs(names, seeds=[0, 1, 1], overrides=["lr=0.2"], out=tmp_path, arguments={})
+    assert [job.name for job in jobs] == [
+        "permuted-digits/gem,lr=0.2/seed-0",
+        "permuted-digits/gem,lr=0.2/seed-1",
+        "split-digits/gem,lr=0.2/seed-0",
+        "split-digits/gem,lr=0.2/seed-1",
+    ]
+    assert {job.config.seed for job in jobs} == {0, 1}
+    assert all(job.config.lr == 0.2 for job in jobs)
+    with pytest.raises(ConfigError):
+        make_jobs([], arguments={})
+
+
+def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
+    from gradproj.experiments.demo import run_demo
+
+    small = ["stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
+    assert run_demo(tmp_path, seeds=[0], overrides=small, workers=2) == 0
+    text = capsys.readouterr().out
+    for word in ("ours", "GEM", "A-GEM", "fine-tuning", "ACC", "BWT", "±", "demo.png"):
+        assert word in text
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

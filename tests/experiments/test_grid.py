@@ -1,0 +1,146 @@
+"""Many runs at once: all are done, and one that fails or dies leaves the others alone."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+from rich.console import Console
+from support.grids import Crash
+
+from gradproj.experiments.config import resolve
+from gradproj.experiments.grid import Job, execute_all, run_in_processes
+from gradproj.experiments.progress import Event, LiveDisplay, PlainDisplay, make_display, throttled
+from gradproj.experiments.storage import RunError
+
+QUICK = {
+    "benchmark": "permuted-digits",
+    "method": "single",
+    "stream": {"tasks": 2, "samples": 20},
+    "network_options": {"hidden": [4]},
+}
+
+
+def job(name, folder, **changes):
+    return Job(name, resolve({**QUICK, **changes}), folder / name, {})
+
+
+def matrix(folder):
+    return json.loads((folder / "result.json").read_text())["accuracy_matrix"]
+
+
+def test_all_runs_are_done_and_a_failure_is_reported(tmp_path):
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    jobs = [
+        job("good", tmp_path),
+        job("blocked", tmp_path),
+        Job("dead", Crash(), tmp_path / "dead", {}),
+        job("other", tmp_path, seed=1),
+    ]
+    events = []
+    outcomes = run_in_processes(jobs, events.append, workers=2)
+    assert [o.name for o in outcomes] == ["good", "blocked", "dead", "other"]
+    assert [o.kind for o in outcomes] == ["finished", "failed", "failed", "finished"]
+    assert "blocked cannot be written" in outcomes[1].message
+    assert f"exit code {-signal.SIGKILL}" in outcomes[2].message
+    assert matrix(tmp_path / "good") != matrix(tmp_path / "other")
+    ended = {event.run: event.kind for event in events if event.kind not in ("step", "task")}
+    assert ended == {"good": "finished", "blocked": "failed", "dead": "failed", "other": "finished"}
+
+    again = run_in_processes([jobs[0], jobs[3]], events.append, workers=2)
+    assert [o.kind for o in again] == ["skipped", "skipped"]
+
+
+def test_a_single_run_stays_in_this_process_with_the_same_result(tmp_path):
+    events = []
+    (outcome,) = execute_all([job("one", tmp_path)], events.append)
+    assert outcome.kind == "finished"
+    assert [e.task for e in events if e.kind == "task"] == [0, 1]
+    two = [job("two", tmp_path), job("three", tmp_path)]
+    execute_all(two, events.append, workers=2)
+    assert matrix(tmp_path / "one") == matrix(tmp_path / "two") == matrix(tmp_path / "three")
+
+
+def test_an_unforeseen_error_keeps_its_traceback(tmp_path, monkeypatch):
+    from gradproj.experiments import runner
+
+    def broken(*_args, **_options):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(runner, "run", broken)
+    (outcome,) = execute_all([job("one", tmp_path)], lambda _: None)
+    assert outcome.kind == "failed"
+    assert "ZeroDivisionError: oops" in outcome.message
+    assert "Traceback" in outcome.message
+
+
+@pytest.mark.slow
+# Ray's own start leaves sockets and processes to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_same_grid_on_a_local_ray(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+    (tmp_path / "blocked").write_text("")
+    jobs = [
+        job("good", tmp_path),
+        job("blocked", tmp_path),
+        Job("dead", Crash(), tmp_path / "x", {}),
+    ]
+    events = []
+    outcomes = execute_all(jobs, events.append, engine="ray", workers=2)
+    assert [o.kind for o in outcomes] == ["finished", "failed", "failed"]
+    assert "worker was lost" in outcomes[2].message
+    execute_all([job("here", tmp_path)], lambda _: None)
+    assert matrix(tmp_path / "good") == matrix(tmp_path / "here")
+    assert any(event.kind == "task" and event.run == "good" for event in events)
+
+
+def test_ray_missing_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RunError, match=r"pip install 'gradproj\[ray\]'"):
+        execute_all([job("one", tmp_path)], lambda _: None, engine="ray")
+
+
+# Progress ---------------------------------------------------------------------------------------
+
+EVENTS = [
+    Event("step", "run", task=0, tasks=2, step=5, loss=1.5, fraction=0.25),
+    Event("task", "run", task=0, tasks=2, step=10, loss=1.25, accuracy=0.75),
+    Event("finished", "run", message="ACC 0.7500"),
+]
+
+
+def test_plain_lines_when_not_a_terminal():
+    console = Console(force_terminal=False, width=200)
+    display = make_display(["run"], console)
+    assert isinstance(display, PlainDisplay)
+    with console.capture() as capture, display:
+        for event in EVENTS:
+            display(event)
+    lines = capture.get().splitlines()
+    assert lines[0].startswith("run: task 1/2, step 10, loss 1.250, accuracy 0.7500, about")
+    assert lines[1:] == ["run: finished ACC 0.7500"]
+
+
+def test_live_bars_on_a_terminal():
+    console = Console(force_terminal=True, width=200)
+    display = make_display(["run"], console)
+    assert isinstance(display, LiveDisplay)
+    with console.capture() as capture, display:
+        for event in EVENTS:
+            display(event)
+            display.refresh()
+    assert "task 1/2 step 5 loss 1.500" in capture.get()
+    assert "run: finished ACC 0.7500" in capture.get()
+
+
+def test_steps_are_throttled_and_the_rest_is_not():
+    passed = []
+    report = throttled(passed.append, "name", interval=1000.0)
+    for kind in ("step", "step", "task", "step", "finished"):
+        report(Event(kind))
+    assert [e.kind for e in passed] == ["step", "task", "finished"]
+    assert {e.run for e in passed} == {"name"}
