@@ -3,8 +3,8 @@
     python benchmarks/adapter.py
 
 One thread, float32, batches of 10 (new) and 20 (each old task). "bare" makes the same forward and
-backward calls and nothing else, not even zero_grad(). Beside it GEM as Avalanche's plugin does it, on the same batches,
-where avalanche-lib is installed.
+backward calls and nothing else, not even zero_grad(). Beside it GEM as Avalanche's plugin does it,
+on the same batches, where avalanche-lib is installed.
 """
 
 from __future__ import annotations
