@@ -2,7 +2,7 @@
 
     python examples/digits.py [sgd | adam | adamw]
 
-The digits are real scans of handwriting that ship with scikit-learn. Momentum and Adam's scaling act
+The digits are real handwriting and ship with scikit-learn. Momentum and Adam's scaling act
 after the projection: w does not conflict with the old tasks, the step made of it may, a little.
 On data so easy the memory strength alone comes as far; the constraints alone keep about a third.
 """
