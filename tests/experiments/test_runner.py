@@ -300,9 +300,7 @@ def test_an_unfinished_run_needs_a_word(tmp_path):
 
 def test_another_configuration_is_not_mixed_in(tmp_path):
     finish(QUICK, tmp_path)
-    with pytest.raises(
-        RunError, match=r"another configuration \(differs in lr, options|differs in lr"
-    ):
+    with pytest.raises(RunError, match=r"another configuration \(differs in lr\)"):
         run(resolve({**QUICK, "lr": 0.5}), tmp_path)
 
 
@@ -348,5 +346,5 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path):
 
 def test_a_method_is_refused_a_scenario_that_it_is_not_for(tmp_path):
     values = {**SPLIT, "method": "gem", "stream": {"tasks": 5, "scenario": "class"}}
-    with pytest.raises(ValueError, match="'gem' is for the scenarios task, domain; .* is 'class'"):
+    with pytest.raises(ValueError, match=r"'gem' is for the scenarios task, domain; .* is 'class'"):
         run(resolve(values), tmp_path)
