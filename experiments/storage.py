@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import platform
 import subprocess
@@ -134,7 +135,9 @@ class StepLog:
     def flush(self) -> int:
         """Write what is buffered and return the length of the file."""
         for row in self._rows:
-            row["loss"] = float(row["loss"])
+            loss = float(row["loss"])
+            # JSON has no word for the loss of a network that diverged.
+            row["loss"] = loss if math.isfinite(loss) else None
             self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
         self._rows.clear()
         self._file.flush()

@@ -340,8 +340,9 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path):
     log.close()
     log = StepLog(tmp_path / "log", offset)
     log.add({"loss": 3.0})
+    log.add({"loss": float("nan")})
     log.close()
-    assert (tmp_path / "log").read_text() == '{"loss":1.0}\n{"loss":3.0}\n'
+    assert (tmp_path / "log").read_text() == '{"loss":1.0}\n{"loss":3.0}\n{"loss":null}\n'
 
 
 def test_a_method_is_refused_a_scenario_that_it_is_not_for(tmp_path):
