@@ -1,0 +1,59 @@
+"""`gradproj report`: runs beside the paper's numbers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gradproj.experiments.report.collect import collect
+from gradproj.experiments.report.content import build
+from gradproj.experiments.report.export import export, write_readme
+from gradproj.experiments.report.notes import FILE, read_notes
+
+__all__ = ["HELP", "configure", "execute"]
+
+HELP = "set runs beside the paper's numbers: a page with figures, tables in Markdown, small files"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUNS",
+        help="run folders, folders of them, or exported files; finished or not",
+    )
+    parser.add_argument("--out", type=Path, help="folder for report.html and report.md")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="keep each finished run as a small file in DIR and write DIR/README.md from them all",
+    )
+    parser.add_argument(
+        "--notes",
+        type=Path,
+        help=f"reasons for differences; {FILE} in --results or in the first of RUNS if left out",
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Export if asked to, then write the report."""
+    if not args.runs and args.results is None:
+        raise ValueError("RUNS is empty; name run folders or exported results, such as runs/")
+    runs = args.runs or [args.results]
+    collection = collect(runs)
+    if args.results is not None:
+        kept = export(collection.runs, args.results) if args.runs else []
+        print(f"{len(kept)} runs kept; {write_readme(args.results)}")
+    out = args.out or (None if args.results else Path("report"))
+    if out is not None:
+        from gradproj.experiments.report.page import write_report  # loads matplotlib
+
+        notes = args.notes or (args.results or runs[0]) / FILE
+        report = build(collection, read_notes(notes))
+        print("\n".join(map(str, write_report(report, out))))
+    for problem in collection.problems:
+        print(f"not read: {problem}")
+    return 0

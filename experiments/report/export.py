@@ -1,0 +1,83 @@
+"""Small files to keep: one JSON a run, and the README that is made from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gradproj.experiments.report.collect import RunRecord, collect
+from gradproj.experiments.report.content import build
+from gradproj.experiments.report.markdown import render
+from gradproj.experiments.report.naming import name_of
+from gradproj.experiments.report.notes import FILE, read_notes
+from gradproj.experiments.storage import write_atomically
+
+__all__ = ["export", "readme", "to_json", "write_readme"]
+
+INTRODUCTION = (
+    "Made from the files beside it by `gradproj report --results results`; do not edit. Each file "
+    "holds one run: its configuration, accuracy matrix, seconds and versions. Reasons for what "
+    "misses the paper are in `notes.toml`. `gradproj report results --out report` draws figures."
+)
+
+
+def export(runs: Iterable[RunRecord], folder: Path) -> list[Path]:
+    """Write the finished runs to `folder`, as benchmark/entry/seed-N.json."""
+    written = []
+    for run in runs:
+        if run.finished:
+            path = folder / str(name_of(run.config)) / f"seed-{run.seed}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, to_json(run).encode())
+            path.chmod(0o644)  # Temporary files are private; results are to be read.
+            written.append(path)
+    return written
+
+
+def to_json(run: RunRecord) -> str:
+    """Write a run, a line for each row of a matrix, so that differences can be read."""
+    content: dict[str, Any] = {
+        "version": 1,
+        "scenario": run.scenario,
+        "config": run.config,
+        "environment": run.environment,
+        "train_seconds": run.seconds,
+        "evaluation_seconds": run.evaluation_seconds,
+        "metrics": run.metrics,
+    }
+    parts = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+    for key, matrix in (
+        ("accuracy_matrix", run.matrix),
+        ("averaged_accuracy_matrix", run.averaged),
+    ):
+        if matrix is not None:
+            rows = [[None if v != v else v for v in row] for row in matrix.tolist()]
+            lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+            parts.append(f'  "{key}": [\n{lines}\n  ]')
+    if run.corrected:
+        parts.append(f'  "corrected": {json.dumps(run.corrected)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def readme(folder: Path) -> str:
+    """Make the README of a folder of exported runs.
+
+    Raises
+    ------
+    ValueError
+        If one of the files cannot be read: what is kept must be whole.
+    """
+    collection = collect([folder])
+    if collection.problems:
+        raise ValueError(f"--results: {collection.problems[0]}; mend or remove that file")
+    return render(build(collection, read_notes(folder / FILE)), "Results", INTRODUCTION)
+
+
+def write_readme(folder: Path) -> Path:
+    """Write the README of a folder of exported runs."""
+    path = folder / "README.md"
+    write_atomically(path, readme(folder).encode())
+    path.chmod(0o644)
+    return path

@@ -1,0 +1,59 @@
+"""The report as one page that needs nothing else: figures inside, no network, light and dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from gradproj.experiments.report import style
+from gradproj.experiments.report.content import Report, Section
+from gradproj.experiments.report.figures import FIGURES
+from gradproj.experiments.report.markdown import ABOUT, render
+from gradproj.experiments.report.tables import STATUS, Table
+from gradproj.experiments.storage import write_atomically
+
+__all__ = ["render_page", "write_report"]
+
+TITLE = "Runs beside the paper"
+
+
+def render_page(report: Report) -> str:
+    """Return the page as HTML."""
+    environment = Environment(
+        loader=PackageLoader("gradproj.experiments.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("template.html.j2").render(
+        title=TITLE,
+        about=ABOUT,
+        report=report,
+        status=STATUS,
+        drawn={s.anchor: [_draw(s, table) for table in s.tables] for s in report.sections},
+    )
+
+
+def _draw(section: Section, table: Table) -> list[tuple[str, Markup]]:
+    """Draw the figures of a table; its rows are its own, so a table without rows has none."""
+    drawn = []
+    for title, draw in FIGURES.items():
+        with style.embedded():
+            made = draw(table.rows) if table.rows else None
+            if made is not None:
+                name = f"{title}: {section.title}, {table.title}"
+                drawn.append((title, Markup(style.to_svg(made, name))))
+    return drawn
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write the page and its tables in Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {"report.html": render_page(report), "report.md": render(report, TITLE)}
+    for name, text in contents.items():
+        write_atomically(folder / name, text.encode())
+        (folder / name).chmod(0o644)
+    return [folder / name for name in contents]

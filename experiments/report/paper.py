@@ -1,0 +1,107 @@
+"""The paper's numbers, read from the one file that holds them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+__all__ = ["Cell", "PaperTable", "label", "seconds", "tables"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the paper.
+
+    Attributes
+    ----------
+    acc : float
+        Percent.
+    spread : float or None
+        The standard deviation by which differences are judged; None if the paper has none.
+    printed : bool
+        Whether the table itself prints that deviation.
+    bwt : float or None
+        Backward transfer, a fraction.
+    """
+
+    acc: float
+    spread: float | None
+    printed: bool
+    bwt: float | None = None
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of the paper: its cells by benchmark and by the preset that makes them."""
+
+    name: str
+    title: str
+    about: str
+    metric: str
+    cells: Mapping[str, Mapping[str, Cell]]
+
+
+@cache
+def tables() -> tuple[PaperTable, ...]:
+    """All tables, in the paper's order.
+
+    Examples
+    --------
+    >>> main = tables()[0]
+    >>> main.title, main.cells["mnist-permutations"]["ours"].acc
+    ('Main table, 1 epoch', 82.9)
+    """
+    found = _content()["tables"]
+    main = found["main"]["cells"]
+    return tuple(
+        PaperTable(
+            name,
+            table["title"],
+            table.get("about", ""),
+            table.get("metric", "acc"),
+            {
+                benchmark: {
+                    entry: _cell(cell, main.get(benchmark, {}).get(table.get("spread"), {}))
+                    for entry, cell in cells.items()
+                }
+                for benchmark, cells in table["cells"].items()
+            },
+        )
+        for name, table in found.items()
+    )
+
+
+def _cell(cell: Mapping[str, float], judge: Mapping[str, float]) -> Cell:
+    spread = cell.get("std", judge.get("std"))
+    return Cell(cell["acc"], spread, "std" in cell, cell.get("bwt"))
+
+
+def label(entry: str) -> str:
+    """Return the name that people know a preset's entry by.
+
+    Examples
+    --------
+    >>> label("agem"), label("gem-3ep"), label("ours-printed")
+    ('A-GEM', 'GEM, 3 epochs', 'Ours, as printed (strength 0)')
+    """
+    labels: dict[str, str] = _content()["labels"]
+    for ending, words in (("-3ep", ", 3 epochs"), ("-printed", ", as printed (strength 0)")):
+        if entry.endswith(ending):
+            return labels.get(entry.removesuffix(ending), entry.removesuffix(ending)) + words
+    return labels.get(entry, entry)
+
+
+def seconds(benchmark: str) -> Mapping[str, float]:
+    """Return the paper's running times by entry, empty where it gives none."""
+    times: dict[str, float] = _content()["seconds"].get(benchmark, {})
+    return times
+
+
+@cache
+def _content() -> dict[str, Any]:
+    file = resources.files(__package__) / "paper.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
