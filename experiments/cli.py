@@ -17,6 +17,9 @@ COMMANDS = {
     "run": "gradproj.experiments.commands.run",
     "list": "gradproj.experiments.commands.list",
     "data": "gradproj.experiments.data.command",
+    "report": "gradproj.experiments.commands.report",
+    "figure": "gradproj.experiments.commands.figure",
+    "inspect": "gradproj.experiments.commands.inspect",
     "demo": "gradproj.experiments.commands.demo",
 }
 

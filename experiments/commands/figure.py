@@ -1,0 +1,73 @@
+"""`gradproj figure`: the paper's figures, from runs that are there or made for them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from gradproj.experiments.report.markdown import render_table
+from gradproj.experiments.report.tables import Table
+from gradproj.experiments.storage import write_atomically
+
+__all__ = ["HELP", "configure", "execute"]
+
+HELP = "draw one of the paper's figures, running what it needs"
+
+NAMES = ("gradient-magnitudes", "k-sweep", "layerwise", "time")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("name", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--benchmark", default="permuted-digits", help="needs no data by default")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 5, 8], metavar="K",
+                        help="of k-sweep")  # fmt: skip
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+                        help="change a value in all runs")  # fmt: skip
+    parser.add_argument("--runs", type=Path, default=Path("runs"),
+                        help="where runs are found and made")  # fmt: skip
+    parser.add_argument("--draw-only", action="store_true", help="run nothing")
+    parser.add_argument("--data-dir", type=Path, help="where the data sets are or go")
+    parser.add_argument("--jobs", type=int, help="runs at a time; one for each core by default")
+    parser.add_argument("--out", type=Path, help="the figure; its table goes beside it as .md")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Make the figure and its table."""
+    from gradproj.experiments.figures import FIGURES  # loads matplotlib
+    from gradproj.experiments.figures.request import Request
+    from gradproj.experiments.report import style
+
+    request = Request(
+        benchmark=args.benchmark,
+        seeds=tuple(args.seeds),
+        overrides=tuple(args.set),
+        ranks=tuple(args.ranks),
+        runs=args.runs,
+        data_dir=args.data_dir,
+        draw_only=args.draw_only,
+        workers=args.jobs,
+    )
+    made = FIGURES[args.name].make(request)
+    out = args.out or Path(f"{args.name}-{args.benchmark.replace(':', '-')}.png")
+    path = style.save(made.figure, out)
+    text = "\n".join([f"# {made.table.title}", "", *render_table(made.table)])
+    write_atomically(path.with_suffix(".md"), text.encode())
+    console = Console()
+    console.print(_printed(made.table))
+    console.print(f"{path}, {path.with_suffix('.md')}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _printed(table: Table) -> RichTable:
+    shown = [i for i, column in enumerate(table.columns) if column != "command"]
+    out = RichTable(title=table.title, title_justify="left")
+    for i in shown:
+        out.add_column(table.columns[i], justify="left" if i == 0 else "right")
+    for line in table.lines:
+        out.add_row(*(line.cells[i] for i in shown))
+    return out

@@ -1,0 +1,127 @@
+"""What a figure is asked for, and the runs that it needs: found, or made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from gradproj.experiments import presets
+from gradproj.experiments.commands.run import make_jobs
+from gradproj.experiments.config import parse_overrides
+from gradproj.experiments.grid import Job, execute_all
+from gradproj.experiments.progress import make_display
+from gradproj.experiments.report.collect import collect
+from gradproj.experiments.report.naming import fingerprint
+from gradproj.experiments.report.rows import Row, group
+from gradproj.experiments.report.tables import Table
+from gradproj.experiments.schema import to_plain
+from gradproj.experiments.storage import RunError
+
+__all__ = ["Made", "Request", "Spec", "obtain"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `gradproj figure`."""
+
+    benchmark: str = "permuted-digits"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    overrides: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = (1, 2, 3, 5, 8)
+    runs: Path = Path("runs")
+    data_dir: Path | None = None
+    draw_only: bool = False
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A figure with the numbers in it."""
+
+    figure: Figure
+    table: Table
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One configuration that a figure needs: a preset's entry and what is changed in it."""
+
+    entry: str
+    changes: tuple[str, ...] = ()
+
+
+def obtain(request: Request, specs: Sequence[Spec], *, alone: bool = False) -> dict[Spec, Row]:
+    """Find the finished runs of each configuration under `request.runs`; make those missing.
+
+    Parameters
+    ----------
+    request : Request
+    specs : sequence of Spec
+    alone : bool
+        One run at a time, for those whose seconds count.
+
+    Returns
+    -------
+    dict
+        Only configurations with at least one finished run of the wanted seeds.
+
+    Raises
+    ------
+    RunError
+        If a run fails, or none is there to draw from.
+    """
+    wanted = {spec: _jobs(request, spec) for spec in specs}
+    found = _find(request, wanted)
+    if not request.draw_only:
+        missing: dict[Path, Job] = {}
+        for spec, jobs in wanted.items():
+            there = found[spec].seeds if spec in found else []
+            missing |= {job.folder: job for job in jobs if job.config.seed not in there}
+        _run(list(missing.values()), 1 if alone else request.workers)
+        found = _find(request, wanted)
+    if not found:
+        raise RunError(f"no finished run to draw from in {request.runs}; leave out --draw-only")
+    return found
+
+
+def _jobs(request: Request, spec: Spec) -> list[Job]:
+    name = f"{request.benchmark}/{spec.entry}"
+    preset = presets.find(name)
+    # A value that the preset has anyway must not make it another run.
+    changes = [
+        pair
+        for pair in (*request.overrides, *spec.changes)
+        if presets.find(name, parse_overrides([pair])) != preset
+    ]
+    arguments: dict[str, Any] = {"resume": True, "data_dir": request.data_dir}
+    return make_jobs(
+        [name], seeds=request.seeds, overrides=changes, out=request.runs, arguments=arguments
+    )
+
+
+def _find(request: Request, wanted: dict[Spec, list[Job]]) -> dict[Spec, Row]:
+    if not request.runs.exists():
+        return {}
+    runs = [run for run in collect([request.runs], logs=False).runs if run.finished]
+    rows = group(run for run in runs if run.seed in request.seeds)
+    by_content = {fingerprint(row.config): row for row in rows}
+    keys = {spec: fingerprint(to_plain(jobs[0].config)) for spec, jobs in wanted.items()}
+    return {spec: by_content[key] for spec, key in keys.items() if key in by_content}
+
+
+def _run(jobs: Iterable[Job], workers: int | None) -> None:
+    jobs = list(jobs)
+    if not jobs:
+        return
+    with make_display([job.name for job in jobs], Console()) as display:
+        outcomes = execute_all(jobs, display, workers=workers)
+    bad = [outcome for outcome in outcomes if outcome.kind not in ("finished", "skipped")]
+    if any(outcome.kind == "interrupted" for outcome in bad):
+        raise KeyboardInterrupt
+    if bad:
+        raise RunError(f"{bad[0].name}: {bad[0].message}")
