@@ -137,11 +137,14 @@ class LiveDisplay:
     def __init__(self, runs: Sequence[str], console: Console) -> None:
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[state]}", markup=False),
             TimeRemainingColumn(),
             console=console,
         )
+        # All runs of one benchmark: its name would only take the place of the bars.
+        shared = {run.partition("/")[0] for run in runs}
+        self._prefix = f"{shared.pop()}/" if len(shared) == 1 else ""
         self._overall = self._progress.add_task("all runs", total=len(runs), state="")
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, str] = {}
@@ -166,7 +169,9 @@ class LiveDisplay:
     def __call__(self, event: Event) -> None:
         """Move the bar of the event's run."""
         if event.run not in self._bars:
-            self._bars[event.run] = self._progress.add_task(event.run, total=1.0, state="")
+            self._bars[event.run] = self._progress.add_task(
+                event.run.removeprefix(self._prefix), total=1.0, state=""
+            )
         bar = self._bars[event.run]
         if event.kind == "step":
             seen = self._accuracy.get(event.run, "")
@@ -174,7 +179,7 @@ class LiveDisplay:
             state += f" loss {float(event.loss):.3f}{seen}"
             self._progress.update(bar, completed=event.fraction, state=state)
         elif event.kind == "task":
-            self._accuracy[event.run] = f" accuracy {event.accuracy:.4f}"
+            self._accuracy[event.run] = f" acc {event.accuracy:.3f}"
         else:
             self._ended += 1
             self._progress.update(bar, visible=False)
