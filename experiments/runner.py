@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +19,7 @@ from gradproj.experiments.evaluation import evaluate, summarise
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.schema import ConfigError
+from gradproj.experiments.signals import deferred_signals
 from gradproj.experiments.storage import RunFolder, StepLog, describe_environment
 from gradproj.experiments.streams import Stream, Task
 
@@ -146,7 +143,7 @@ class Run:
         offset = 0 if state is None else self._restore(state)
         self.log = StepLog(self.store.steps, offset)
         self._saved_at = time.monotonic()
-        with _deferred_signals(self._request_stop):
+        with deferred_signals(self._request_stop):
             try:
                 self._train()
             finally:
@@ -333,26 +330,3 @@ def _averaged(learner: Learner, decay: float) -> AveragedModel | None:
 
 def _jsonable(matrix: list[list[float]]) -> list[list[float | None]]:
     return [[None if math.isnan(value) else value for value in row] for row in matrix]
-
-
-@contextmanager
-def _deferred_signals(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the run after the step in progress; a second one at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    names = (signal.SIGINT, signal.SIGTERM)
-    previous = {name: signal.getsignal(name) for name in names}
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        request_stop()
-        for name, handler in previous.items():
-            signal.signal(name, handler)
-
-    for name in names:
-        signal.signal(name, handle)
-    try:
-        yield
-    finally:
-        for name, handler in previous.items():
-            signal.signal(name, handler)
