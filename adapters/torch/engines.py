@@ -25,13 +25,18 @@ _FAST = (
     nn.Identity,
 )
 _ACTIVATIONS = nn.ReLU.__module__
+# Setting vmap up takes as long as several small backwards: with fewer old tasks the loop is faster.
+_FEWEST = 10
 
 
-def choose(wanted: str, model: nn.Module, old: Batches = ()) -> str:
-    """Return "loop" or "vmap"; refuse a vmap that cannot work and say why."""
-    if wanted == "loop":
+def choose(wanted: str, model: nn.Module, old: Batches | None = None) -> str:
+    """Return "loop" or "vmap"; refuse a vmap that cannot work and say why.
+
+    Without batches the answer is for many old tasks with batches of one shape.
+    """
+    if wanted == "loop" or (wanted == "auto" and old is not None and len(old) < _FEWEST):
         return "loop"
-    obstacle = _obstacle(model) or _ragged(old)
+    obstacle = _obstacle(model) or _ragged(old or ())
     if wanted == "vmap":
         if obstacle:
             raise ValueError(f'engine="vmap" cannot be used: {obstacle}; use engine="loop"')

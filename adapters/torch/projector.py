@@ -51,8 +51,9 @@ class Projector:
         the CPU and, on CUDA, CuPy if it is installed and torch otherwise.
     engine : {"auto", "loop", "vmap"}
         How :meth:`backward_batches` computes the old tasks' gradients: one backward after the
-        other, or all at once. "auto" takes vmap for networks of linear layers, activations and
-        layer norms with batches of one shape (about twice as fast), the loop for all others.
+        other, or all at once. "auto" takes vmap where it has been measured to be faster: networks
+        of linear layers, activations and layer norms, with ten or more old tasks whose batches have
+        one shape; and the loop otherwise.
     running_statistics : bool
         Whether memory passes move the running statistics of batch norm. They are normalised by
         their own batch's statistics either way.
@@ -85,6 +86,14 @@ class Projector:
 
     Momentum, weight decay and Adam's scaling act after the projection: then w satisfies the
     constraints, the step that the optimizer makes of it need not.
+
+    Mixed precision: pass ``scaler.scale(loss)`` for every loss and use ``overflow="skip"``. The one
+    factor that all gradients carry cancels in the coefficients, so ``scaler.step(optimizer)``
+    unscales w as it would a plain gradient; GradScaler's powers of two make that exact.
+
+    Clipping w is ``clip_grad_norm_`` after :meth:`backward`; to clip the gradients that go into it,
+    or to accumulate them over micro-batches, use :meth:`zero_grad`, :meth:`store` and
+    :meth:`project`.
 
     Examples
     --------
@@ -196,7 +205,7 @@ class Projector:
         >>> batches = [(torch.tensor([[1.0, 0.0]]),), (torch.tensor([[-1.0, 1.0]]),)]
         >>> projector.backward_batches(lambda model, x: model(x).sum(), batches[0], batches[1:])
         >>> model.weight.grad, projector.engine
-        (tensor([[0.5000, 0.5000]]), 'vmap')
+        (tensor([[0.5000, 0.5000]]), 'loop')
         """
         self.engine = engines.choose(self._wanted_engine, self.model, old)
         if self.engine == "loop":

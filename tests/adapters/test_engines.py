@@ -74,11 +74,13 @@ def test_auto_takes_what_is_known_to_be_faster(build, expected):
     assert Projector(build()).engine == expected
 
 
-def test_auto_takes_the_loop_for_batches_of_different_sizes():
+def test_auto_takes_the_loop_for_few_tasks_or_batches_of_different_sizes():
     model = mlp(4, 3)
-    new, *old = batches(2, (4,))
+    new, *old = batches(12, (4,))
     projector = Projector(model)
-    projector.backward_batches(loss, new, [old[0], tuple(t[:2] for t in old[1])])
+    projector.backward_batches(loss, new, [*old[1:], tuple(t[:2] for t in old[0])])
+    assert projector.engine == "loop"
+    projector.backward_batches(loss, new, old[:3])
     assert projector.engine == "loop"
     projector.backward_batches(loss, new, old)
     assert projector.engine == "vmap"
@@ -89,7 +91,7 @@ def test_auto_falls_back_to_the_loop_when_torch_cannot_vectorise():
         return loss(model, x, y) * (1.0 if x.sum().item() > 1e9 else 2.0)
 
     model = mlp(4, 3)
-    new, *old = batches(2, (4,))
+    new, *old = batches(12, (4,))
     projector = Projector(model)
     projector.backward_batches(awkward, new, old)
     assert projector.engine == "loop"
