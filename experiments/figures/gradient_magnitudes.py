@@ -42,7 +42,7 @@ def _histogram(axes: Axes, found: Inspection) -> None:
     few = len(norms) <= len(style.COLOURS)
     if few:
         for number, (view, values) in enumerate(zip(found.layers, norms, strict=True)):
-            axes.hist(values, edges, histtype="stepfilled", alpha=0.45, linewidth=1.2,
+            axes.hist(values, edges, histtype="step", linewidth=1.6,
                       color=style.colour(number), label=view.name)  # fmt: skip
     else:
         axes.hist(np.concatenate(norms), edges, color=style.colour(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from gradproj.experiments.figures.request import Made, Request, Spec, obtain
+from gradproj.experiments.figures.request import Made, Request, Spec, obtain, title
 from gradproj.experiments.report import style
 from gradproj.experiments.report.rows import Row
 from gradproj.experiments.report.tables import Line, Table, spread
@@ -23,21 +23,22 @@ def make(request: Request) -> Made:
     if any(rank < 1 for rank in request.ranks):
         raise ValueError(f"--ranks {min(request.ranks)} is too small; give whole numbers from 1 on")
     specs = {
-        (name, rank): Spec(entry, (f"options.rank={rank}",))
-        for name, entry in RELAXATIONS.items()
+        (kind, rank): Spec(entry, (f"options.rank={rank}",))
+        for kind, entry in RELAXATIONS.items()
         for rank in sorted(set(request.ranks))
     }
     rows = obtain(request, [*specs.values(), EVERY])
-    lines: dict[str, dict[int, Row]] = {name: {} for name in RELAXATIONS}
-    for (name, rank), spec in specs.items():
+    lines: dict[str, dict[int, Row]] = {kind: {} for kind in RELAXATIONS}
+    for (kind, rank), spec in specs.items():
         if spec in rows:
-            lines[name][rank] = rows[spec]
+            lines[kind][rank] = rows[spec]
     every = rows.get(EVERY)
+    name = title(request, rows)
     with style.styled():
         made = style.figure(9.6, 3.4)
         left, right = made.subplots(1, 2)
         for axes, measure, label in ((left, "acc", "ACC (%)"), (right, "bwt", "BWT (fraction)")):
-            for number, (name, by_rank) in enumerate(lines.items()):
+            for number, (relaxation, by_rank) in enumerate(lines.items()):
                 values = [by_rank[rank].values(measure) for rank in by_rank]
                 axes.errorbar(
                     list(by_rank),
@@ -46,7 +47,7 @@ def make(request: Request) -> Made:
                     marker=style.marker(number),
                     color=style.colour(number),
                     capsize=2,
-                    label=name,
+                    label=relaxation,
                 )
             if every is not None:
                 mean = float(np.mean(every.values(measure)))
@@ -54,20 +55,20 @@ def make(request: Request) -> Made:
             axes.set(xlabel="directions K", ylabel=label)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.legend_beside(right)
-        made.suptitle(request.benchmark)
-    return Made(made, _table(request, lines, every))
+        made.suptitle(name)
+    return Made(made, _table(name, lines, every))
 
 
-def _table(request: Request, lines: dict[str, dict[int, Row]], every: Row | None) -> Table:
+def _table(name: str, lines: dict[str, dict[int, Row]], every: Row | None) -> Table:
     found = [
-        _line(name, str(rank), row) for name, rows in lines.items() for rank, row in rows.items()
+        _line(kind, str(rank), row) for kind, rows in lines.items() for rank, row in rows.items()
     ]
     if every is not None:
         found.append(_line("all directions", "all", every))
     columns = ("relaxation", "K", "ACC", "BWT", "seeds", "command")
-    return Table(f"Rank and relaxation on {request.benchmark}", columns, tuple(found))
+    return Table(f"Rank and relaxation on {name}", columns, tuple(found))
 
 
-def _line(name: str, rank: str, row: Row) -> Line:
+def _line(kind: str, rank: str, row: Row) -> Line:
     acc, bwt = spread(row.values("acc")), spread(row.values("bwt"), digits=3, sign="+")
-    return Line((name, rank, acc, bwt, ", ".join(map(str, row.seeds)), row.command), row=row)
+    return Line((kind, rank, acc, bwt, ", ".join(map(str, row.seeds)), row.command), row=row)

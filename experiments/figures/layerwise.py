@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradproj.experiments.figures.request import Made, Request, Spec, obtain
+from gradproj.experiments.figures.request import Made, Request, Spec, obtain, title
 from gradproj.experiments.report import paper, style
 from gradproj.experiments.report.rows import Row
 from gradproj.experiments.report.tables import Line, Table, spread
@@ -25,6 +25,7 @@ def make(request: Request) -> Made:
     by_entry = {entry: rows[spec] for entry, spec in specs.items() if spec in rows}
     table = next(table for table in paper.tables() if table.name == "layerwise")
     cells = table.cells.get(request.benchmark, {})
+    benchmark = title(request, rows)
     with style.styled():
         made = style.figure(9.6, 3.4)
         left, right = made.subplots(1, 2)
@@ -50,12 +51,12 @@ def make(request: Request) -> Made:
             axes.set_xticks(range(len(PAIRS)), list(PAIRS))
             axes.set(ylabel=label, xlim=(-0.5, len(PAIRS) - 0.5))
         style.legend_beside(right)
-        made.suptitle(request.benchmark)
+        made.suptitle(benchmark)
     lines = [
         _line(entry, by_entry[entry], cells.get(entry)) for entry in specs if entry in by_entry
     ]
     columns = ("method", "paper ACC", "ACC", "paper BWT", "BWT", "seeds", "command")
-    return Made(made, Table(f"Layerwise update on {request.benchmark}", columns, tuple(lines)))
+    return Made(made, Table(f"Layerwise update on {benchmark}", columns, tuple(lines)))
 
 
 def _values(row: Row | None, measure: str) -> list[float]:

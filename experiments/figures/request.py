@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from gradproj.experiments.report.tables import Table
 from gradproj.experiments.schema import to_plain
 from gradproj.experiments.storage import RunError
 
-__all__ = ["Made", "Request", "Spec", "obtain"]
+__all__ = ["Made", "Request", "Spec", "obtain", "title"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,11 @@ def obtain(request: Request, specs: Sequence[Spec], *, alone: bool = False) -> d
     if not found:
         raise RunError(f"no finished run to draw from in {request.runs}; leave out --draw-only")
     return found
+
+
+def title(request: Request, rows: Mapping[Spec, Row]) -> str:
+    """Name the benchmark with its scenario."""
+    return f"{request.benchmark} ({next(iter(rows.values())).scenario}-incremental)"
 
 
 def _jobs(request: Request, spec: Spec) -> list[Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradproj.experiments.figures.request import Made, Request, Spec, obtain
+from gradproj.experiments.figures.request import Made, Request, Spec, obtain, title
 from gradproj.experiments.report import paper, style
 from gradproj.experiments.report.tables import Line, Table, spread
 
@@ -29,6 +29,7 @@ def make(request: Request) -> Made:
         printed = f"{published[entry]:.1f}" if entry in published else "–"
         cells = (paper.label(entry), printed, spread(taken), ", ".join(map(str, row.seeds)))
         lines.append(Line((*cells, row.command), row=row))
+    benchmark = title(request, rows)
     with style.styled():
         made = style.figure(5.6, 3.0)
         axes = made.subplots()
@@ -44,7 +45,7 @@ def make(request: Request) -> Made:
         axes.set_yticks(at, [paper.label(entry) for entry in shown])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set(xlabel="seconds of training, 3 epochs", title=request.benchmark)
+        axes.set(xlabel="seconds of training, 3 epochs", title=benchmark)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3, fontsize="small")
     columns = ("method", "paper, s", "seconds", "seeds", "command")
-    return Made(made, Table(f"Time on {request.benchmark}", columns, tuple(lines)))
+    return Made(made, Table(f"Time on {benchmark}", columns, tuple(lines)))

@@ -46,6 +46,7 @@ def styled(ink: str = "black") -> Iterator[None]:
         "axes.edgecolor": ink,
         "axes.labelcolor": ink,
         "axes.titlesize": "medium",
+        "axes.axisbelow": True,
         "axes.grid": True,
         "axes.spines.right": False,
         "axes.spines.top": False,

@@ -1,0 +1,121 @@
+"""The paper's figures: they run what is missing, and only that."""
+
+import pytest
+import torch
+from support.runs import matrix, write_run
+
+from gradproj.experiments import cli, grid
+from gradproj.experiments.figures import FIGURES, request
+from gradproj.experiments.figures.request import Request, Spec, obtain
+from gradproj.experiments.report import style
+from gradproj.experiments.storage import RunError
+
+TINY = ("stream.tasks=3", "stream.samples=20", "network_options.hidden=[6]", "memory.batch=4")
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Run in this process, and note what was run."""
+    names = []
+
+    def execute_all(jobs, show, workers):
+        assert workers in (None, 1)
+        names.extend(job.name for job in jobs)
+        return [grid.execute(job, show) for job in jobs]
+
+    monkeypatch.setattr(request, "execute_all", execute_all)
+    threads = torch.get_num_threads()
+    yield names
+    torch.set_num_threads(threads)
+
+
+def ask(tmp_path, **arguments):
+    return Request(
+        **{"seeds": (0,), "overrides": TINY, "ranks": (1,), "runs": tmp_path, **arguments}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "lines"), [("k-sweep", 4, 4), ("layerwise", 6, 6), ("time", 2, 2)]
+)
+def test_a_figure_runs_what_it_needs_once(name, runs, lines, ran, tmp_path):
+    made = FIGURES[name].make(ask(tmp_path))
+    assert len(set(ran)) == len(ran) == runs
+    assert len(made.table.lines) == lines
+    assert "permuted-digits (domain-incremental)" in made.table.title
+    made.figure.canvas.draw()
+    again = FIGURES[name].make(ask(tmp_path))
+    assert len(ran) == runs
+    assert [x.cells for x in again.table.lines] == [x.cells for x in made.table.lines]
+
+
+def test_gradient_magnitudes_need_no_runs(tmp_path, ran):
+    made = FIGURES["gradient-magnitudes"].make(ask(tmp_path))
+    assert ran == []
+    assert [line.cells[:2] for line in made.table.lines] == [("fc1", "390"), ("head", "70")]
+    made.figure.canvas.draw()
+
+
+def test_runs_of_another_name_and_equal_content_are_used(tmp_path, ran):
+    write_run(tmp_path, "mnist-permutations/g", 0, matrix(0.8))
+    wanted = ask(tmp_path, benchmark="mnist-permutations", overrides=(), draw_only=True)
+    spec = Spec("ours", ("options.rank=5",))
+    assert obtain(wanted, [spec])[spec].seeds == [0]
+    assert ran == []
+
+
+def test_seeds_that_were_not_asked_for_are_left_out(tmp_path):
+    for seed in (0, 7):
+        write_run(tmp_path, "mnist-permutations/gem", seed, matrix(0.8))
+    wanted = ask(tmp_path, benchmark="mnist-permutations", overrides=(), draw_only=True)
+    assert obtain(wanted, [Spec("gem")])[Spec("gem")].seeds == [0]
+
+
+def test_the_papers_values_stand_beside_the_measured(tmp_path):
+    for entry in ("d", "f", "gem"):
+        write_run(tmp_path, f"mnist-permutations/{entry}", 0, matrix(0.8))
+    for entry in ("d", "f"):
+        write_run(tmp_path, f"mnist-permutations/{entry}", 0, matrix(0.8), changes={"epochs": 3})
+    wanted = ask(tmp_path, benchmark="mnist-permutations", overrides=(), draw_only=True)
+    cells = [line.cells for line in FIGURES["time"].make(wanted).table.lines]
+    assert [(c[1], c[2]) for c in cells] == [("286.3", "90.0"), ("253.4", "90.0")]
+    cells = [line.cells for line in FIGURES["layerwise"].make(wanted).table.lines]
+    assert [c[:4] for c in cells] == [
+        ("GEM", "81.9", "80.0", "+0.017"),
+        ("(d) + SCC + TSCC", "81.9", "80.0", "+0.017"),
+        ("(f) = (d) + LGU", "82.9", "80.0", "+0.045"),
+    ]
+
+
+def test_nothing_to_draw_from_is_said(tmp_path):
+    with pytest.raises(
+        RunError, match=r"no finished run to draw from in .*; leave out --draw-only"
+    ):
+        FIGURES["layerwise"].make(ask(tmp_path / "none", draw_only=True))
+
+
+def test_ranks_start_at_one(tmp_path):
+    with pytest.raises(ValueError, match="--ranks 0 is too small"):
+        FIGURES["k-sweep"].make(ask(tmp_path, ranks=(0, 1)))
+
+
+def test_a_failed_run_is_named(tmp_path, ran):
+    (tmp_path / "permuted-digits").write_text("in the way")
+    with pytest.raises(RunError, match=r"permuted-digits/d.*seed-0: .*cannot be written"):
+        FIGURES["time"].make(ask(tmp_path))
+    assert len(ran) == 2
+
+
+def test_the_command_writes_figure_and_table(tmp_path, ran, capsys):
+    out = tmp_path / "figures" / "time.svg"
+    command = ["figure", "time", "--seeds", "0", "--runs", str(tmp_path), "--out", str(out)]
+    assert cli.main([*command, "--set", *TINY]) == 0
+    assert len(ran) == 2
+    assert "<svg" in out.read_text()
+    assert out.with_suffix(".md").read_text().startswith("# Time on permuted-digits (domain")
+    assert "(f) = (d) + LGU" in capsys.readouterr().out
+
+
+def test_a_file_of_an_unknown_kind_is_refused(tmp_path):
+    with style.styled(), pytest.raises(ValueError, match=r"--out: x\.docx ends with none of"):
+        style.save(style.figure(1, 1), tmp_path / "x.docx")
