@@ -34,7 +34,7 @@ def test_each_gradient_lands_in_its_row():
 
     xs = torch.randn(4, 5, 4)
     projector.backward(loss(xs[0]), [loss(x) for x in xs[1:]])
-    block = projector._gradients.blocks[0]
+    block = projector._recorder.gradients.blocks[0]
     size = block.rows.element_size()
     for row, found in zip((1, 2, 3, 0), seen, strict=True):
         assert found == [block.rows[row].data_ptr() + size * start for start in block.starts]
@@ -45,7 +45,7 @@ def test_each_gradient_lands_in_its_row():
 def test_numpy_reads_the_memory_that_autograd_writes():
     projector = Projector(mlp(4, 3, 2))
     projector.zero_grad(task=2)
-    block = projector._gradients.blocks[0]
+    block = projector._recorder.gradients.blocks[0]
     assert projector.backend == "numpy"
     assert block.array.ctypes.data == block.rows.data_ptr()
     assert block.array.shape == tuple(block.rows.shape)
@@ -59,7 +59,7 @@ def test_numpy_reads_the_memory_that_autograd_writes():
 def test_layers_are_ranges_of_columns_in_order():
     model = mlp(4, 3, 2)
     projector = Projector(model, layers=lambda name: name.endswith("bias"))
-    block = projector._gradients.blocks[0]
+    block = projector._recorder.gradients.blocks[0]
     assert block.segments == [(0, 0, 18), (1, 18, 23)]
     assert block.width == sum(p.numel() for p in model.parameters())
 
@@ -91,7 +91,7 @@ def test_no_allocation_of_size_n_after_the_first_step(layers, dtype):
     N = sum(p.numel() for p in model.parameters())
 
     def known():
-        block = projector._gradients.blocks[0]
+        block = projector._recorder.gradients.blocks[0]
         return [block.rows, *([block.landing] if block.landing is not None else [])]
 
     def step():
@@ -100,13 +100,13 @@ def test_no_allocation_of_size_n_after_the_first_step(layers, dtype):
         )
 
     step()
-    pointer = projector._gradients.blocks[0].rows.data_ptr()
+    pointer = projector._recorder.gradients.blocks[0].rows.data_ptr()
     # Autograd itself makes temporaries of one parameter's size; N is larger than any of them.
     with LargeAllocations(N, known) as counted:
         step()
         step()
     assert counted.count == 0
-    assert projector._gradients.blocks[0].rows.data_ptr() == pointer
+    assert projector._recorder.gradients.blocks[0].rows.data_ptr() == pointer
 
 
 def test_the_counter_counts():
@@ -200,7 +200,7 @@ def test_the_buffer_is_let_go_with_its_projector():
     model = mlp(3, 2)
     projector = Projector(model)
     projector.backward(model(torch.randn(2, 3)).sum())
-    reference = weakref.ref(projector._gradients)
+    reference = weakref.ref(projector._recorder.gradients)
     model.zero_grad()
     del projector
     gc.collect()

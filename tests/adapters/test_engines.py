@@ -127,7 +127,7 @@ def test_vmap_draws_dropout_for_each_task():
     x = torch.randn(1, 5, 4).expand(2, 5, 4)
     projector = Projector(model, engine="vmap")
     projector.backward_batches(lambda m, x: m(x).square().sum(), (x[0],), [(b,) for b in x])
-    rows = projector._gradients.blocks[0].rows
+    rows = projector._recorder.gradients.blocks[0].rows
     assert not torch.equal(rows[1], rows[2])
 
 

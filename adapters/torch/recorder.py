@@ -1,0 +1,133 @@
+"""`Recorder`: follows a model's parameters and brings its gradients into the rows of the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradproj.adapters.torch import engines
+from gradproj.adapters.torch.gradients import Gradients
+from gradproj.adapters.torch.layers import Layers, group_parameters
+
+
+class Recorder:
+    """Which gradients of a step are in the buffer, for a model that may change between steps.
+
+    Row 0 is the new task's, row i + 1 is old task i's.
+    """
+
+    layers: dict[str, tuple[str, ...]]
+    gradients: Gradients
+
+    def __init__(self, model: nn.Module, grouping: Layers, backend: str) -> None:
+        self.model = model
+        self.copied = 0
+        self._grouping = grouping
+        self._backend = backend
+        self._signature: list[tuple[Any, ...]] | None = None
+        self._stored: dict[int, list[bool]] = {}
+        self._aimed: tuple[int, list[list[int]]] | None = None
+        self.sync()
+
+    def begin(self) -> None:
+        """Start a step with nothing recorded."""
+        self.forget()
+        self.sync()
+
+    def forget(self) -> None:
+        """Drop what is recorded."""
+        self._stored = {}
+        self._aimed = None
+
+    def aim(self, row: int) -> None:
+        """Let `.grad` be views of a zeroed row."""
+        self.gradients.reserve(row + 1)
+        self._aimed = row, self.gradients.aim(row)
+
+    def collect(self, row: int) -> None:
+        """Record what is in `.grad` as a row."""
+        if not self._stored:
+            self.copied = 0
+        self.gradients.reserve(row + 1)
+        before = self._aimed[1] if self._aimed and self._aimed[0] == row else None
+        self._stored[row], copied = self.gradients.collect(row, before)
+        self.copied += copied
+
+    def collect_new(self) -> None:
+        """Record what is in `.grad` as the new task's, unless that has been done."""
+        if 0 not in self._stored:
+            self.collect(0)
+
+    def write(self, gradients: Mapping[nn.Parameter, Tensor], tasks: int) -> None:
+        """Record the gradients of all old tasks at once."""
+        self.gradients.reserve(tasks + 1)
+        used = self.gradients.write(gradients)
+        self._stored = {task + 1: used for task in range(tasks)}
+        self.copied = 0
+
+    def tasks(self) -> int:
+        """Return the number of old tasks; raise if one is missing."""
+        tasks = len(self._stored) - 1
+        for task in range(tasks):
+            if task + 1 not in self._stored:
+                raise ValueError(
+                    f"task={task} has not been stored but a later one has; store(0) to "
+                    f"store({tasks - 1}) come before project()"
+                )
+        return tasks
+
+    def touched(self) -> list[bool]:
+        """Return which parameters have a gradient in any row."""
+        return [any(column) for column in zip(*self._stored.values(), strict=True)]
+
+    def sync(self) -> None:
+        """Lay the buffer out anew if the model's parameters are no longer what they were."""
+        model = unwrapped(self.model)
+        parameters = trainable(model)
+        signature = [(p, p.dtype, p.device, p.shape, p.stride()) for p in parameters]
+        known = self._signature
+        if (
+            known is not None
+            and len(known) == len(signature)
+            and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(known, signature, strict=True))
+        ):
+            return
+        if self._stored:
+            self.forget()
+            raise RuntimeError(
+                "the model's parameters changed after store(); store the old tasks' gradients again"
+            )
+        if not parameters:
+            raise ValueError("model has no parameter that requires a gradient")
+        engines.refuse_sparse(model)
+        self.layers = group_parameters(model, self._grouping)
+        named = dict(model.named_parameters())
+        self.gradients = Gradients(
+            [[named[name] for name in members] for members in self.layers.values()], self._backend
+        )
+        self._signature = signature
+        self._aimed = None
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """All parameters that require a gradient, a tied one as often as it occurs.
+
+    It is called at each step, where `model.parameters()` would take longer than the projection of a
+    small layer.
+    """
+    found: list[nn.Parameter] = []
+    modules = [model]
+    for module in modules:
+        found += [p for p in module._parameters.values() if p is not None and p.requires_grad]
+        modules += [child for child in module._modules.values() if child is not None]
+    return found
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network inside ``DistributedDataParallel``, whose names people know."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    return model
