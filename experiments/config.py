@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gradproj.experiments import benchmarks, methods, networks
 from gradproj.experiments.schema import ConfigError, check, ranged, to_plain
@@ -29,11 +29,26 @@ class MemoryConfig:
         Which samples are kept; see `gradproj.adapters.torch.EpisodicMemory`.
     batch : int
         Samples drawn from each old task at each step; 0 takes the whole memory.
+    total, per_class : int
+        Samples kept of all tasks together, or of each class, where a method keeps one buffer.
+        0: not set; with neither, the buffer is as large as `per_task` of all tasks.
+    buffers : int
+        Random parts of the buffer that play the old tasks in a class-incremental projection.
+    redraw : str
+        How often these parts are drawn anew.
     """
 
     per_task: int = ranged(256, low=1)
     policy: str = "last"
     batch: int = ranged(20, low=0)
+    total: int = ranged(0, low=0)
+    per_class: int = ranged(0, low=0)
+    buffers: int = ranged(5, low=1)
+    redraw: Literal["step", "epoch", "task"] = "step"
+
+    def budget(self, tasks: int) -> int:
+        """Return the size of one buffer for so many tasks."""
+        return self.total or self.per_task * tasks
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,8 @@ class RunConfig:
         Passes over each task, samples a step, and plain SGD's settings.
     milestones, lr_factor
         Multiply the rate by `lr_factor` at the start of each of these epochs of a task.
+    augment : str
+        "crop-flip" shifts by up to four pixels and mirrors the images of each training batch.
     memory : MemoryConfig
     ema : float
         Decay of an exponential average of the weights that is evaluated too; 0: none.
@@ -80,6 +97,7 @@ class RunConfig:
     weight_decay: float = ranged(0.0, low=0.0)
     milestones: tuple[int, ...] = ()
     lr_factor: float = ranged(0.1, low=0.0)
+    augment: Literal["none", "crop-flip"] = "none"
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     ema: float = ranged(0.0, low=0.0, high=1.0)
     version: int = VERSION

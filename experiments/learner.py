@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradproj.experiments import networks, rng
+from gradproj.experiments.augmentation import crop_and_flip
 from gradproj.experiments.streams import Stream, Task
 
 if TYPE_CHECKING:
@@ -33,15 +35,21 @@ class Setup:
     config: RunConfig
     stream: Stream
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    data_dir: Path | None = None
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of training inside a task: so many passes over `Learner.data` of that phase."""
+    """One stretch of training inside a task: so many passes over `Learner.data` of that phase.
+
+    `lr` and `milestones` stand in for the configuration's where they are given.
+    """
 
     name: str
     epochs: int
     batch: int
+    lr: float | None = None
+    milestones: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +86,8 @@ class Learner:
 
     name: ClassVar[str]
     scenarios: ClassVar[tuple[str, ...]] = ("task", "domain")
+    # Whether `observe` passes its images through `augmented`.
+    augments: ClassVar[bool] = False
     Options: ClassVar[type[Any]] = NoOptions
     saved: ClassVar[tuple[str, ...]] = ("model", "optimizer", "generator", "current")
 
@@ -128,14 +138,16 @@ class Learner:
 
     def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
         """Set the learning rate of the epoch."""
-        passed = sum(epoch >= milestone for milestone in self.config.milestones)
-        self.set_rate(self.config.lr * self.config.lr_factor**passed)
+        rate = self.config.lr if phase.lr is None else phase.lr
+        milestones = self.config.milestones if phase.milestones is None else phase.milestones
+        passed = sum(epoch >= milestone for milestone in milestones)
+        self.set_rate(rate * self.config.lr_factor**passed)
 
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Train on one batch."""
         x, y = batch
         self.optimizer.zero_grad()
-        loss = self.loss(self.model, x, y, self.mask(task))
+        loss = self.loss(self.model, self.augmented(x), y, self.mask(task))
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return Step(loss.detach())
@@ -186,6 +198,10 @@ class Learner:
     def loss(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """Mean cross-entropy over the outputs that `mask` (one row, or one each) lets compete."""
         return functional.cross_entropy(model(x) + mask, y)
+
+    def augmented(self, x: Tensor) -> Tensor:
+        """Return the images as the configuration has them changed at random for training."""
+        return crop_and_flip(x, self.generator) if self.config.augment == "crop-flip" else x
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of all parameters."""

@@ -15,7 +15,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gradproj.experiments import benchmarks, methods, rng
 from gradproj.experiments.config import RunConfig
-from gradproj.experiments.evaluation import evaluate, summarise
+from gradproj.experiments.evaluation import (
+    confusion,
+    evaluate,
+    seen_accuracy,
+    summarise,
+    task_accuracies,
+)
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.schema import ConfigError
@@ -49,6 +55,7 @@ class Record:
     baseline: list[float] = field(default_factory=list)
     matrix: list[list[float]] = field(default_factory=list)
     averaged: list[list[float]] = field(default_factory=list)
+    confusion: list[list[list[int]]] = field(default_factory=list)
     train_seconds: float = 0.0
     evaluation_seconds: float = 0.0
 
@@ -91,7 +98,7 @@ def run(
     torch.use_deterministic_algorithms(True, warn_only=True)
     rng.seed_globally(config.seed)
     stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
-    job = Run(config, stream, store, device=device, report=report)
+    job = Run(config, stream, store, device=device, data_dir=data_dir, report=report)
     job.checkpoint_seconds = checkpoint_seconds
     if tensorboard:
         from gradproj.experiments.tensorboard import TensorBoard
@@ -116,6 +123,7 @@ class Run:
         store: RunFolder,
         *,
         device: str = "cpu",
+        data_dir: Path | None = None,
         report: Callable[[Event], None] = ignore,
     ) -> None:
         kind = methods.find(config.method)
@@ -124,11 +132,16 @@ class Run:
                 f"method '{config.method}' is for the scenarios {', '.join(kind.scenarios)}; "
                 f"benchmark '{config.benchmark}' is '{stream.scenario}'"
             )
+        if config.augment != "none" and not kind.augments:
+            raise ConfigError(
+                f"augment='{config.augment}': method '{config.method}' does not augment its "
+                "images; leave it at 'none'"
+            )
         self.config, self.stream, self.store = config, stream, store
         self.device = torch.device(device)
         self.listeners = [report]
         self.checkpoint_seconds = 60.0
-        self.learner: Learner = kind(Setup(config, stream, self.device))
+        self.learner: Learner = kind(Setup(config, stream, self.device, data_dir))
         self.average = _averaged(self.learner, config.ema)
         self.order = rng.generator(config.seed, "order")
         self.position = Position()
@@ -229,7 +242,13 @@ class Run:
         )
 
     def _evaluate_row(self, task: Task) -> None:
-        if self.learner.ready():
+        if self.learner.ready() and self.stream.scenario == "class":
+            start = time.perf_counter()
+            counts = confusion(self.learner, self.stream, self.device)
+            self.record.evaluation_seconds += time.perf_counter() - start
+            self.record.confusion.append(counts)
+            self.record.matrix.append(task_accuracies(counts, self.stream))
+        elif self.learner.ready():
             self.record.matrix.append(self._evaluate(self.learner))
         else:
             self.record.matrix.append([math.nan] * len(self.stream.tasks))
@@ -258,6 +277,7 @@ class Run:
 
     def _result(self) -> dict[str, Any]:
         record = self.record
+        sizes = [len(task.testing) for task in self.stream.tasks]
         result: dict[str, Any] = {
             "version": 1,
             "benchmark": self.config.benchmark,
@@ -267,14 +287,18 @@ class Run:
             "seed": self.config.seed,
             "accuracy_matrix": _jsonable(record.matrix),
             "baseline": record.baseline,
-            "metrics": summarise(record.matrix, record.baseline),
+            "metrics": summarise(record.matrix, record.baseline, sizes),
             "steps": self.position.total,
             "train_seconds": round(record.train_seconds, 3),
             "evaluation_seconds": round(record.evaluation_seconds, 3),
         }
         if record.averaged:
             result["averaged_accuracy_matrix"] = _jsonable(record.averaged)
-            result["averaged_metrics"] = summarise(record.averaged, record.baseline)
+            result["averaged_metrics"] = summarise(record.averaged, record.baseline, sizes)
+        if record.confusion:
+            # Of each measured step: accuracy on all classes seen, and who was taken for whom.
+            result["seen_accuracy"] = [seen_accuracy(counts) for counts in record.confusion]
+            result["confusion"] = record.confusion
         return result
 
     # Stopping and going on ---------------------------------------------------------------------

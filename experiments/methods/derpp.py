@@ -35,13 +35,14 @@ class DERpp(Learner):
 
     name = "derpp"
     scenarios = ("task", "domain", "class")
+    augments = True
     Options = Options
     saved = (*Learner.saved, "memory")
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.memory = EpisodicMemory(
-            self.config.memory.per_task * len(self.stream.tasks),
+            self.config.memory.budget(len(self.stream.tasks)),
             policy="reservoir",
             seed=rng.derive(self.config.seed, "memory"),
         )
@@ -50,7 +51,7 @@ class DERpp(Learner):
         """Step on the three losses, then offer the batch with its outputs to the memory."""
         x, y = batch
         self.optimizer.zero_grad()
-        outputs = self.model(x)
+        outputs = self.model(self.augmented(x))
         loss = functional.cross_entropy(outputs + self.mask(task), y)
         if len(self.memory):
             loss = loss + self._replayed()
@@ -62,8 +63,9 @@ class DERpp(Learner):
     def _replayed(self) -> Tensor:
         options = self.options
         x, _, _, stored = self.memory.sample(0, options.batch)
-        loss: Tensor = options.alpha * functional.mse_loss(self.model(x), stored)
+        loss: Tensor = options.alpha * functional.mse_loss(self.model(self.augmented(x)), stored)
         if options.beta:
             x, y, numbers, _ = self.memory.sample(0, options.batch)
-            loss = loss + options.beta * self.loss(self.model, x, y, self.mask_rows(numbers))
+            mask = self.mask_rows(numbers)
+            loss = loss + options.beta * self.loss(self.model, self.augmented(x), y, mask)
         return loss

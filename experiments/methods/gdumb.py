@@ -55,7 +55,7 @@ class GDumb(Learner):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.size = self.config.memory.per_task * len(self.stream.tasks)
+        self.size = self.config.memory.budget(len(self.stream.tasks))
         self.images: list[Tensor] = []
         self.labels: list[int] = []
         self.numbers: list[int] = []

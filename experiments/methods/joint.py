@@ -18,6 +18,7 @@ class Joint(Learner):
 
     name = "joint"
     scenarios = ("task", "domain", "class")
+    augments = True
 
     def begin_task(self, task: Task) -> None:
         """Start from the initial weights again."""
@@ -38,7 +39,7 @@ class Joint(Learner):
         """Step on a mixed batch, each sample scored among its own task's outputs."""
         x, y, numbers = batch
         self.optimizer.zero_grad()
-        loss = self.loss(self.model, x, y, self.mask_rows(numbers))
+        loss = self.loss(self.model, self.augmented(x), y, self.mask_rows(numbers))
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return Step(loss.detach())

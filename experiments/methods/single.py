@@ -12,3 +12,4 @@ class Single(Learner):
 
     name = "single"
     scenarios = ("task", "domain", "class")
+    augments = True

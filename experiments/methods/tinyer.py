@@ -29,6 +29,7 @@ class TinyER(Learner):
 
     name = "tinyer"
     scenarios = ("task", "domain", "class")
+    augments = True
     Options = Options
     saved = (*Learner.saved, "memory")
 
@@ -36,7 +37,7 @@ class TinyER(Learner):
         super().__init__(setup)
         # One buffer for the stream: all samples are added under one number.
         self.memory = EpisodicMemory(
-            self.config.memory.per_task * len(self.stream.tasks),
+            self.config.memory.budget(len(self.stream.tasks)),
             policy=self.options.policy,
             seed=rng.derive(self.config.seed, "memory"),
         )
@@ -50,7 +51,8 @@ class TinyER(Learner):
             old = self.memory.sample(0, self.options.batch)
             together = [torch.cat(pair) for pair in zip(together, old, strict=True)]
         self.optimizer.zero_grad()
-        loss = self.loss(self.model, together[0], together[1], self.mask_rows(together[2]))
+        images, labels, tasks = together
+        loss = self.loss(self.model, self.augmented(images), labels, self.mask_rows(tasks))
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.memory.add(0, x, y, numbers)

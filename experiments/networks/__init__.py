@@ -10,6 +10,7 @@ import torch
 from gradproj.experiments.networks.imagenet import imagenet_resnet18
 from gradproj.experiments.networks.mlp import mlp
 from gradproj.experiments.networks.network import CosineHead, Network, seeded
+from gradproj.experiments.networks.normalise import Normalise
 from gradproj.experiments.networks.resnet import resnet
 from gradproj.experiments.networks.wide_resnet import wide_resnet
 from gradproj.experiments.schema import nearest
@@ -48,7 +49,8 @@ def build(
         The initial weights follow from it alone; torch's global generator is left as it was.
     **options
         Arguments of the network: `hidden` (mlp), `nf`, `blocks`, `shortcut`, `last_relu`
-        (residual networks), `depth`, `widen`, `dropout` (wrn-16-2), `head` (all).
+        (residual networks), `depth`, `widen`, `dropout` (wrn-16-2), `head` (all), `normalise`
+        (all; see `Normalise`).
 
     Returns
     -------
@@ -64,8 +66,12 @@ def build(
     check_options(name, options)
     if outputs < 1:
         raise ValueError(f"outputs={outputs} must be at least 1")
+    normalise = options.pop("normalise", None)
     with seeded(seed):
-        return NETWORKS[name](outputs, input_shape, **options)
+        network = NETWORKS[name](outputs, input_shape, **options)
+    if normalise is not None:
+        network.prepend("normalise", Normalise(normalise, input_shape[0]))
+    return network
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
@@ -79,7 +85,7 @@ def check_options(name: str, options: Iterable[str]) -> None:
     """
     if name not in NETWORKS:
         raise ValueError(nearest(name, NETWORKS, "network"))
-    known = list(inspect.signature(NETWORKS[name]).parameters)[2:]
+    known = [*list(inspect.signature(NETWORKS[name]).parameters)[2:], "normalise"]
     for option in options:
         if option not in known:
             raise ValueError(nearest(option, known, f"option of {name}"))

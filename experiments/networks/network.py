@@ -38,6 +38,11 @@ class Network(nn.Module):
         self._trunk = tuple(trunk)
         self.head = head
 
+    def prepend(self, name: str, module: nn.Module) -> None:
+        """Put a module in front of the trunk."""
+        self.add_module(name, module)
+        self._trunk = (name, *self._trunk)
+
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Feature vectors of a batch of images, shape (n, head.in_features)."""
         for name in self._trunk:

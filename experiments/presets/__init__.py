@@ -14,7 +14,8 @@ from gradproj.experiments.schema import ConfigError, nearest
 
 __all__ = ["available", "find"]
 
-COMMON = "methods.toml"
+# A benchmark's file names the table of methods that it is laid over, "methods" unless it does.
+COMMON = ("methods", "class-methods")
 
 
 @cache
@@ -27,11 +28,14 @@ def available() -> Mapping[str, Mapping[str, Any]]:
     3
     """
     files = {f.name: f for f in resources.files(__package__).iterdir() if f.name.endswith(".toml")}
-    common = tomllib.loads(files.pop(COMMON).read_text(encoding="utf-8"))
+    tables = {
+        name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8"))
+        for name, file in files.items()
+    }
+    common = {name: tables.pop(name) for name in COMMON}
     found: dict[str, dict[str, Any]] = {}
-    for name, file in sorted(files.items()):
-        benchmark = name.removesuffix(".toml")
-        table = merge(common, tomllib.loads(file.read_text(encoding="utf-8")))
+    for benchmark, own in sorted(tables.items()):
+        table = merge(common[own.pop("common", "methods")], own)
         found |= _entries(table.pop("benchmark", benchmark), benchmark, table)
     return MappingProxyType(found)
 
@@ -56,7 +60,7 @@ def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunCon
 
 def _entries(benchmark: str, name: str, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
     methods = table.pop("methods")
-    variants = table.pop("variants")
+    variants = table.pop("variants", {})
     for left_out in table.pop("without", []):
         del methods[left_out]
     found = {}
