@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,11 @@ from torch import Tensor, nn
 import gradproj as gp
 from gradproj.adapters.torch import EpisodicMemory, Projector
 from gradproj.experiments import rng
-from gradproj.experiments.learner import Learner, Setup, Step
+from gradproj.experiments.incremental.exemplars import Exemplars
+from gradproj.experiments.incremental.features import embed
+from gradproj.experiments.incremental.subbuffers import SubBuffers
+from gradproj.experiments.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 
 __all__ = ["ProjectionLearner", "layer_groups"]
@@ -29,16 +34,18 @@ class ProjectionLearner(Learner):
 
     A method gives `projection()`; it may also choose other `old_batches`, one for each
     gradient that it wants to project against.
+
+    Where the task is unknown at test time, all memories are one buffer of exemplars, and random
+    parts of it play the old tasks.
     """
 
+    scenarios = ("task", "domain", "class")
+    augments = True
     saved = (*Learner.saved, "memory", "projector")
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        memory = self.config.memory
-        self.memory = EpisodicMemory(
-            memory.per_task, policy=memory.policy, seed=rng.derive(self.config.seed, "memory")
-        )
+        self.memory = self._build_memory()
         layers = getattr(self.options, "layers", "all")
         self.projector = Projector(
             self.model, self.projection(), layers=layer_groups(self.model, layers)
@@ -48,28 +55,49 @@ class ProjectionLearner(Learner):
         """Return the method that the projector solves."""
         raise NotImplementedError
 
+    def old_tasks(self) -> int:
+        """Count the old tasks, or the parts of the buffer that play them."""
+        return len(self.memory) if isinstance(self.memory, SubBuffers) else self.current
+
     def old_batches(self) -> Iterable[tuple[Tensor, ...]]:
         """Draw a batch from the memory of each old task, with the outputs that compete there."""
         size = self.config.memory.batch
-        for task in range(self.current):
+        for task in range(self.old_tasks()):
             x, y = self.memory.sample(task, size) if size else self.memory.all(task)
             yield x, y, self.mask(task)
 
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Make one projected step, then remember the batch."""
         x, y = batch
+        if self.config.memory.redraw == "step":
+            self._redraw()
+        images = self.augmented(x)
+        olds = [(self.augmented(old), *rest) for old, *rest in self.old_batches()]
         seen: list[Tensor] = []
 
         def loss(model: nn.Module, *sample: Tensor) -> Tensor:
             value = self.loss(model, *sample)
-            if sample[0] is x:
+            if sample[0] is images:
                 seen.append(value.detach())
             return value
 
-        self.projector.backward_batches(loss, (x, y, self.mask(task)), list(self.old_batches()))
+        self.projector.backward_batches(loss, (images, y, self.mask(task)), olds)
         self.optimizer.step()
-        self.memory.add(task.index, x, y)
+        if isinstance(self.memory, EpisodicMemory):
+            self.memory.add(task.index, x, y)
         return self.describe(seen[-1])
+
+    def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
+        """Set the rate of the epoch; split the buffer anew if it is time to."""
+        super().begin_epoch(task, phase, epoch)
+        if self.config.memory.redraw == "epoch":
+            self._redraw()
+
+    def end_task(self, task: Task) -> None:
+        """Choose the exemplars of the new classes, where there is one buffer."""
+        if isinstance(self.memory, SubBuffers):
+            assert isinstance(self.model, Network)
+            self.memory.admit(*task.train(), self.seen(), partial(embed, self.model))
 
     def describe(self, loss: Tensor) -> Step:
         """Report the loss of a step and what the projector did in it."""
@@ -79,3 +107,16 @@ class ProjectionLearner(Learner):
         corrected = torch.as_tensor(last.corrected, dtype=torch.float64)
         ranks = torch.as_tensor(last.rank).reshape(-1)
         return Step(loss, float(corrected.mean()), ranks.tolist())
+
+    def _build_memory(self) -> EpisodicMemory | SubBuffers:
+        memory, seed = self.config.memory, rng.derive(self.config.seed, "memory")
+        if self.stream.scenario != "class":
+            return EpisodicMemory(memory.per_task, policy=memory.policy, seed=seed)
+        budget = memory.budget(len(self.stream.tasks))
+        exemplars = Exemplars(budget, memory.per_class, memory.policy, seed)
+        seed = rng.derive(self.config.seed, "buffers")
+        return SubBuffers(exemplars, memory.buffers, seed, self.setup.device)
+
+    def _redraw(self) -> None:
+        if isinstance(self.memory, SubBuffers):
+            self.memory.redraw()

@@ -51,11 +51,11 @@ class AGEM(ProjectionLearner):
         """Draw a batch a task, or one from all old memories together."""
         if self.options.form == "table":
             yield from super().old_batches()
-        elif self.current > 0:
+        elif self.old_tasks():
             yield self._reference()
 
     def _reference(self) -> tuple[Tensor, ...]:
-        stored = [self.memory.all(task) for task in range(self.current)]
+        stored = [self.memory.all(task) for task in range(self.old_tasks())]
         sizes = [len(y) for _, y in stored]
         chosen = torch.randperm(sum(sizes), generator=self.generator)[: self.options.reference]
         # Draw first, gather after: each task's share is taken from its own memory.
@@ -66,5 +66,5 @@ class AGEM(ProjectionLearner):
         local = chosen - bounds[task]
         x = torch.cat([x[local[task == i]] for i, (x, _) in enumerate(stored)])
         y = torch.cat([y[local[task == i]] for i, (_, y) in enumerate(stored)])
-        masks = torch.stack([self.mask(i) for i in range(self.current)])
+        masks = torch.stack([self.mask(i) for i in range(self.old_tasks())])
         return x, y, masks[task]

@@ -51,8 +51,8 @@ class SGEM(ProjectionLearner):
         """Draw a batch from every old task, or from one drawn old task."""
         if self.options.form == "table":
             yield from super().old_batches()
-        elif self.current > 0:
-            task = int(torch.randint(self.current, (), generator=self.generator))
+        elif self.old_tasks():
+            task = int(torch.randint(self.old_tasks(), (), generator=self.generator))
             size = self.config.memory.batch
             x, y = self.memory.sample(task, size) if size else self.memory.all(task)
             yield x, y, self.mask(task)

@@ -1,0 +1,1 @@
+"""What the class-incremental methods share: exemplars, teachers, losses, outside data."""

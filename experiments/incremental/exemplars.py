@@ -1,0 +1,129 @@
+"""The exemplars of all classes seen: a fixed number in total or of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradproj.adapters.torch.policies import herd
+
+__all__ = ["Exemplars"]
+
+Features = Callable[[Tensor], Tensor]
+POLICIES = ("herding", "random", "kmeans", "last")
+
+
+class Exemplars:
+    """Images of each class, best first, so that a smaller share is a shorter prefix.
+
+    Parameters
+    ----------
+    total : int
+        Images of all classes together, shared equally; what does not divide stays unused.
+    per_class : int
+        Images of each class, however many classes there are; 0 shares `total`.
+    policy : "herding", "random", "kmeans" or "last"
+        Which images of a class are kept: those whose running mean of normalised features stays
+        nearest to the class mean (iCaRL); any; those nearest to the centres of as many clusters
+        as are kept, largest cluster first (TPL's stand-in); the latest.
+    seed : int
+        Drives random choices.
+
+    Examples
+    --------
+    >>> store = Exemplars(total=4, policy="last")
+    >>> store.choose(torch.arange(6.0).view(6, 1), torch.tensor([0, 0, 0, 1, 1, 1]), store.share(2))
+    >>> x, y = store.all()
+    >>> x.flatten().tolist(), y.tolist()
+    ([2.0, 1.0, 5.0, 4.0], [0, 0, 1, 1])
+    """
+
+    def __init__(
+        self, total: int = 2000, per_class: int = 0, policy: str = "herding", seed: int = 0
+    ) -> None:
+        if policy not in POLICIES:
+            known = ", ".join(repr(name) for name in POLICIES)
+            raise ValueError(f"memory.policy={policy!r} is not for exemplars; use {known}")
+        self.total, self.per_class, self.policy = total, per_class, policy
+        self.generator = torch.Generator().manual_seed(seed)
+        self.images: dict[int, Tensor] = {}
+        self._stacked: tuple[Tensor, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return sum(len(images) for images in self.images.values())
+
+    def share(self, classes: int) -> int:
+        """Return how many images each of so many classes may keep."""
+        share = self.per_class or self.total // classes
+        if share < 1:
+            raise ValueError(
+                f"memory.total={self.total} leaves no exemplar for each of {classes} classes; "
+                f"use at least {classes}"
+            )
+        return share
+
+    def admit(self, x: Tensor, y: Tensor, classes: int, features: Features | None = None) -> None:
+        """Choose exemplars of new classes, of which there are `classes` in all now."""
+        self.reduce(self.share(classes))
+        self.choose(x, y, self.share(classes), features)
+
+    def choose(self, x: Tensor, y: Tensor, count: int, features: Features | None = None) -> None:
+        """Keep `count` images of each class in `y`, in place of what was kept of it."""
+        self._stacked = None
+        for label in sorted(set(y.tolist())):
+            mine = x[y == label]
+            order = self._order(mine, min(count, len(mine)), features)
+            self.images[label] = mine[order[:count].to(mine.device)].clone()
+
+    def reduce(self, count: int) -> None:
+        """Cut each class down to its first `count` images."""
+        self.images = {label: images[:count].clone() for label, images in self.images.items()}
+        self._stacked = None
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Return all images and their labels, class by class."""
+        if self._stacked is None:
+            sizes = torch.tensor([len(images) for images in self.images.values()])
+            labels = torch.tensor(list(self.images), dtype=torch.int64)
+            images = torch.cat(list(self.images.values()))
+            self._stacked = images, labels.repeat_interleave(sizes)
+        return self._stacked
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return images and generator as tensors and plain values."""
+        return {"images": dict(self.images), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned."""
+        self.images, self._stacked = dict(state["images"]), None
+        self.generator.set_state(state["generator"])
+
+    def _order(self, images: Tensor, count: int, features: Features | None) -> Tensor:
+        if self.policy == "last":
+            return torch.arange(len(images)).flip(0)
+        if self.policy == "random":
+            return torch.randperm(len(images), generator=self.generator)
+        found = images.flatten(1) if features is None else features(images)
+        unit = functional.normalize(found.cpu().double(), dim=1)
+        return herd(unit) if self.policy == "herding" else self._nearest_to_centres(unit, count)
+
+    def _nearest_to_centres(self, points: Tensor, count: int) -> Tensor:
+        from sklearn.cluster import KMeans
+
+        seed = int(torch.randint(2**31, (), generator=self.generator))
+        # Dead units make equal points, of which there may be fewer than centres wanted.
+        count = min(count, len(np.unique(points.numpy(), axis=0)))
+        found = KMeans(count, n_init=1, random_state=seed).fit(points.numpy())
+        sizes = np.bincount(found.labels_, minlength=count)
+        distances = torch.cdist(points, torch.from_numpy(found.cluster_centers_))
+        chosen: list[int] = []
+        for centre in np.argsort(-sizes, kind="stable"):
+            # Each image stands for one centre at most.
+            distances[chosen] = torch.inf
+            chosen.append(int(distances[:, centre].argmin()))
+        return torch.tensor(chosen)

@@ -1,0 +1,27 @@
+"""Features of many images at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradproj.experiments.networks import Network
+
+__all__ = ["embed"]
+
+
+@torch.no_grad()
+def embed(network: Network, x: Tensor, batch: int = 1000) -> Tensor:
+    """Return the features of images, on the network's device, in evaluation mode.
+
+    Examples
+    --------
+    >>> from gradproj.experiments import networks
+    >>> embed(networks.build("mlp", 10, (1, 8, 8)), torch.zeros(3, 1, 8, 8)).shape
+    torch.Size([3, 100])
+    """
+    was_training, device = network.training, network.head.weight.device
+    network.eval()
+    pieces = [network.features(piece.to(device)) for piece in torch.split(x, batch)]
+    network.train(was_training)
+    return torch.cat(pieces)
