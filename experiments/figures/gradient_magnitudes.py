@@ -38,7 +38,7 @@ def make(request: Request) -> Made:
 def _histogram(axes: Axes, found: Inspection) -> None:
     norms = [np.concatenate([view.new_norms, view.old_norms.ravel()]) for view in found.layers]
     norms = [values[values > 0] for values in norms]
-    edges = np.geomspace(min(map(np.min, norms)), max(map(np.max, norms)), 41)
+    edges = np.geomspace(min(map(np.min, norms)), max(map(np.max, norms)), 41).tolist()
     few = len(norms) <= len(style.COLOURS)
     if few:
         for number, (view, values) in enumerate(zip(found.layers, norms, strict=True)):

@@ -41,7 +41,7 @@ def make(request: Request) -> Made:
             for number, (relaxation, by_rank) in enumerate(lines.items()):
                 values = [by_rank[rank].values(measure) for rank in by_rank]
                 axes.errorbar(
-                    list(by_rank),
+                    [rank + 0.1 * (number - 1) for rank in by_rank],  # Side by side, not hidden.
                     [float(np.mean(v)) for v in values],
                     yerr=[float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for v in values],
                     marker=style.marker(number),

@@ -18,8 +18,8 @@ __all__ = ["FIGURES", "accuracy_curves", "corrected_share", "forgetting_by_task"
 
 Matrix = NDArray[np.float64]
 
-# More lines than colours cannot be told apart: the rest goes to panels below.
-LINES = len(style.COLOURS)
+# More lines than colours, solid and dashed, cannot be told apart: the rest goes to panels below.
+LINES = 2 * len(style.COLOURS)
 
 
 def accuracy_curves(rows: Sequence[Row]) -> Figure | None:
@@ -88,11 +88,12 @@ def _of_matrices(
 def _line(axes: Axes, at: Matrix, values: Matrix, label: str, number: int, marked: bool) -> None:
     mean = values.mean(axis=0)
     kind = style.marker(number) if marked else ""
-    axes.plot(at, mean, marker=kind, color=style.colour(number), linewidth=1.4, label=label)
+    colour, dashes = style.colour(number), style.dashes(number)
+    axes.plot(at, mean, dashes, marker=kind, color=colour, linewidth=1.4, label=label)
     if len(values) > 1:
         deviation = values.std(axis=0, ddof=1)
         low, high = mean - deviation, mean + deviation
-        axes.fill_between(at, low, high, color=style.colour(number), alpha=0.15, linewidth=0)
+        axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def trade_off(rows: Sequence[Row]) -> Figure | None:

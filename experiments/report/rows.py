@@ -107,10 +107,11 @@ def _named(runs: Sequence[RunRecord]) -> Mapping[str, Any]:
 def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
     """Find the row with the same replay term and no projection, if it was run.
 
-    Only a method with a memory strength above 0 has such a control.
+    Only methods that add γ of every old gradient have such a control: A-GEM adds γ of their mean,
+    S-GEM of one of them.
     """
     options = row.config["options"]
-    if row.config["method"] == "replay" or not options.get("strength"):
+    if row.config["method"] not in ("ours", "gem") or not options.get("strength"):
         return None
     control = {**row.config, "method": "replay", "options": {"strength": options["strength"]}}
     wanted = fingerprint(control)

@@ -18,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gradproj.experiments.storage import write_atomically
 
-__all__ = ["COLOURS", "MARKERS", "colour", "embedded", "figure", "legend_beside", "marker",
-           "plain_log_ticks", "save", "styled", "to_svg"]  # fmt: skip
+__all__ = ["COLOURS", "MARKERS", "colour", "dashes", "embedded", "figure", "legend_beside",
+           "marker", "plain_log_ticks", "save", "styled", "to_svg"]  # fmt: skip
 
 # Okabe and Ito's palette; its black is left to the ink and its yellow, too pale on white, to none.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
@@ -37,6 +37,11 @@ def colour(number: int) -> str:
 def marker(number: int) -> str:
     """Return the marker of the line with this number; it changes with the colour."""
     return MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+
+
+def dashes(number: int) -> str:
+    """Return the kind of line: solid for the first round of colours, dashed for the second."""
+    return "--" if number // len(COLOURS) % 2 else "-"
 
 
 @contextmanager

@@ -174,7 +174,8 @@ def control_table(rows: Sequence[Row]) -> Table | None:
     columns = ("method", "strength γ", "ACC", "control's ACC", "difference", "seeds")
     about = (
         "The control is the replay term alone, w = g + γ Σ gᵢ, with no constraint, at the same "
-        "strength and on the same memory batches; differences are taken seed by seed."
+        "strength and with the same memory; differences are taken seed by seed. Ours adds the same "
+        "term at every step, GEM at least as much wherever a constraint is violated."
     )
     return Table("What the projection adds", columns, tuple(lines), about)
 

@@ -329,8 +329,8 @@ def test_the_page_needs_nothing_else(runs):
 
 
 def test_a_page_of_many_rows_is_drawn(tmp_path):
-    for tenth in range(1, 10):
-        changes = {"options": {"strength": tenth / 10}}
+    for number in range(1, 19):
+        changes = {"options": {"strength": number / 20}}
         write_run(tmp_path, f"{MNIST}/first-k", 0, matrix(0.8), changes=changes)
     assert "FirstK, strength=0.9" in render_page(build(collect([tmp_path]), {}))
 
