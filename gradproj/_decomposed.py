@@ -104,16 +104,23 @@ class Decomposed(Method):
         longest = np.diagonal(C, axis1=1, axis2=2).max(1)
         unit = np.where(longest > 0, longest, 1.0)
         C, h = C / unit[:, None, None], h / unit[:, None]
-        mean = np.full((layers, T), 1 / T)
-
+        # Two vectors are projected, g and ḡ, each as its coefficients and its products with the
+        # old gradients, side by side along the last axis.
+        start = np.zeros((layers, T, 2))
+        start[:, :, 1] = 1 / T
+        products = np.stack([h, C.mean(2)], axis=2)
         basis = self._basis(C, tolerance)
-        c = _project_out(basis, C, np.zeros_like(h), h)  # P g = g + cᵀG
-        rank = (basis != 0).any(2).sum(1)
+        remover = basis.transpose(0, 2, 1) @ basis
+        ends = start - remover @ products
+        # Once more: what rounding left of a direction the first time is taken away now.
+        products = products + C @ (ends - start)
+        ends = ends - remover @ products
+        c, p = ends[:, :, 0], ends[:, :, 1]  # P g = g + cᵀG, P ḡ = pᵀG
+        rank = basis.any(2).sum(1)
         multiplier, corrected = np.zeros(layers), np.zeros(layers, bool)
         if self.shared:
-            p = _project_out(basis, C, mean, _apply(C, mean))  # P ḡ = pᵀG
-            slope = (mean * (h + _apply(C, c))).sum(1)
-            square = (mean * _apply(C, p)).sum(1)
+            slope, square = (C @ ends).mean(1).T  # ḡᵀ(P g − g) and ḡᵀP ḡ
+            slope = slope + h.mean(1)
             corrected = (slope < 0) & (square > tolerance)
             multiplier = np.divide(-slope, square, out=multiplier, where=corrected)
             c = c + multiplier[:, None] * p
@@ -155,22 +162,3 @@ class Decomposed(Method):
         if self._has_specific():
             return None
         return np.full((1, T), 1 / T), replace(self, strength=self.strength * T)
-
-
-def _apply(C: HostArray, c: HostArray) -> HostArray:
-    """Return C c for each layer."""
-    product: HostArray = (C @ c[:, :, None])[:, :, 0]
-    return product
-
-
-def _project_out(basis: HostArray, C: HostArray, c: HostArray, products: HostArray) -> HostArray:
-    """Take the directions of the basis out of the vector with coefficients c and products G·vector.
-
-    Done twice: what rounding leaves of a direction after the first time, the second takes away.
-    """
-    start, products_start = c, products
-    for _ in range(2):
-        along = basis @ products[:, :, None]
-        c = c - (basis.transpose(0, 2, 1) @ along)[:, :, 0]
-        products = products_start + _apply(C, c - start)
-    return c

@@ -125,8 +125,9 @@ def measure_layers(
     if g[0].dtype != xp.float64 and not precise:
         safe = ((squares > low) & (squares < high)).all(1) & (products > low) & (products < high)
         for layer in np.flatnonzero(~safe):
-            C[layer], h[layer] = map(to_host, _products(xp, g[layer], G[layer], True))
-            widened[layer] = True
+            if not _only_zeros(xp, g[layer], G[layer], squares[layer], products[layer]):
+                C[layer], h[layer] = map(to_host, _products(xp, g[layer], G[layer], True))
+                widened[layer] = True
     _check_finite(C, h, labels)
     return C, h, widened
 
@@ -164,6 +165,18 @@ def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]
         h_cut = xp.astype(rows @ new, xp.float64)
         C, h = (C_cut, h_cut) if C is None else (C + C_cut, h + h_cut)
     return C, h
+
+
+def _only_zeros(xp: Any, g: Array, G: Array, squares: HostArray, product: float) -> bool:
+    """Whether nothing but gradients that are zero, as of unused heads, took us out of the range."""
+    low, high = _SAFE_SQUARE
+    rows = np.flatnonzero(squares == 0)
+    if not ((squares == 0) | ((squares > low) & (squares < high))).all():
+        return False
+    if any(bool(xp.any(G[int(row), :] != 0)) for row in rows):
+        return False
+    unused = len(rows) == len(squares) or (product == 0 and not bool(xp.any(g != 0)))
+    return unused or low < product < high
 
 
 def _gram(xp: Any, rows: Array) -> Array:

@@ -34,4 +34,5 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
         # A bias is small: a step that is not came from rounding in a nearly singular problem.
         if (np.abs(step) < 1e-3 * u[some]).all():
             u[some] += step
-    return scale * u
+    u *= scale
+    return u

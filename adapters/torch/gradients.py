@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import gradproj as gp
 from gradproj._measure import measure_layers
+from gradproj._method import TOLERANCE_32, TOLERANCE_64
 from gradproj.adapters.torch.backends import choose_backend
 from gradproj.adapters.torch.buffer import Block, dense_strides
 
@@ -48,7 +49,7 @@ class Gradients:
         self.device = self.blocks[0].rows.device
         exact = all(dtype == torch.float64 for dtype, _ in kinds)
         # Relative accuracy of the inner products, which the method's rank decisions need.
-        self.tolerance = 1e-12 if exact else 1e-6
+        self.tolerance = TOLERANCE_64 if exact else TOLERANCE_32
 
     def reserve(self, rows: int) -> None:
         """Make room for so many rows."""

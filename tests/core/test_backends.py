@@ -162,3 +162,25 @@ def test_blocks_of_columns_add_up_to_the_whole():
     assert np.abs(h - exact[0]).max() < 1e-6 * N
     C, h = gp.measure(G[0], G, precise=True)
     assert np.abs(C - exact).max() < 1e-14 * N
+
+
+def test_only_what_float32_cannot_hold_is_measured_in_float64():
+    from gradproj._measure import measure_layers
+
+    g, G = NEW.astype(np.float32), OLD.astype(np.float32)
+    unused = G.copy()
+    unused[1] = 0.0
+    cases = {
+        "usual": (g, G, False),
+        "a task without this layer": (g, unused, False),
+        "no task with this layer": (g, 0 * G, False),
+        "the new task without this layer": (0 * g, G, False),
+        "tiny": (g, G * np.float32(1e-25), True),
+        "one tiny": (g, np.vstack([G, 1e-25 * G[:1]]).astype(np.float32), True),
+        "tiny products": (g * np.float32(1e-30), G, True),
+    }
+    for name, (new, old, wide) in cases.items():
+        C, h, widened = measure_layers(np, [new], [old], False, [""])
+        assert widened == [wide], name
+        assert np.allclose(C[0], old.astype(float) @ old.astype(float).T, rtol=1e-5, atol=1e-60)
+        assert np.allclose(h[0], old.astype(float) @ new.astype(float), rtol=1e-4, atol=1e-60)
