@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from gradproj.experiments.inspect import Inspection, LayerView
@@ -101,6 +102,7 @@ def draw(found: Inspection, title: str, share: float = 0.9) -> Figure:
     left.set(xscale="log", xlabel="norm of the gradient", ylabel="layer")
     style.plain_log_ticks(left.xaxis)
     middle.set(xlabel="cosine between gradients", xlim=(-1.02, 1.02))
+    middle.tick_params(labelleft=False)
     middle.axvline(0, color="gray", linewidth=1)
     _spectra(right, found, share)
     return made
@@ -121,4 +123,5 @@ def _spectra(axes: Axes, found: Inspection, share: float) -> None:
     axes.plot(whole, color="black", linestyle="--", label="whole network")
     axes.axhline(100 * share, color="gray", linewidth=1)
     axes.set(xlabel="directions K", ylabel="task-specific part kept (%)", ylim=(0, 103))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     style.legend_beside(axes)

@@ -46,13 +46,19 @@ class Name:
     method: str
 
     def __str__(self) -> str:
-        return ",".join((f"{self.benchmark.replace(':', '-')}/{self.entry}", *self.changes))
+        return ",".join((f"{self.series.replace(':', '-')}/{self.entry}", *self.changes))
+
+    @property
+    def series(self) -> str:
+        """The presets' file; a benchmark may have several."""
+        return self.preset.partition("/")[0] or self.benchmark
 
     @property
     def label(self) -> str:
         """The name in tables."""
         changes = [change.removeprefix("options.") for change in self.changes]
-        return ", ".join((paper.label(self.entry), *changes))
+        series = [self.series] if self.series != self.benchmark else []
+        return ", ".join((paper.label(self.entry), *series, *changes))
 
     def command(self, seeds: Sequence[int]) -> str:
         """Return the command line that makes these runs."""
