@@ -65,7 +65,7 @@ def check(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
     >>> check(Point, {"x": -1})
     Traceback (most recent call last):
         ...
-    gradproj.experiments.schema.ConfigError: x=-1 is below the least allowed value 0
+    gradproj.experiments.schema.ConfigError: x=-1.0 is below the least allowed value 0
     """
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
