@@ -5,6 +5,13 @@ import torch
 from support.toy import toy_learner
 
 CLASS = {"memory": {"per_task": 4, "batch": 0}, "epochs": 2, "batch": 8}
+# Phases of their own, cut short.
+QUICK = {
+    "eeil": {"balance": {"epochs": 2}},
+    "gd": {"balance": {"epochs": 2}},
+    "muc": {"training": {"epochs": 2}},
+    "bic": {"correction": {"epochs": 2}},
+}
 
 
 def incremental(method, *, tasks=2, options=None, hidden=(5,), **changes):
@@ -48,3 +55,27 @@ def snapshot(module):
 def same(one, two):
     assert one.keys() == two.keys()
     return all(torch.equal(one[name], two[name]) for name in one)
+
+
+def near(found, wanted):
+    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+def kl(teacher, student, temperature=2.0):
+    """Mean over the samples of Σ p log(p / q)."""
+    p, q = (teacher / temperature).softmax(1), (student / temperature).softmax(1)
+    return (p * (p / q).log()).sum(1).mean()
+
+
+def entropy(logits, y):
+    return (logits.logsumexp(1) - logits[torch.arange(len(y)), y]).mean()
+
+
+def second_step(method, options=None, phase="train", **changes):
+    """A learner in its second step with teacher and student apart, and the data of the phase."""
+    learner = incremental(method, options=options or QUICK.get(method, {}), **changes)
+    learn(learner, 0)
+    task, *data = enter(learner, 1, phase)
+    learner.observe(task, *data)
+    learner.observe(task, *data)
+    return learner, task, data
