@@ -186,3 +186,18 @@ def test_projection_methods_share_one_balanced_buffer(method):
     assert len(batches) == 5
     assert sum(len(y) for _, y, _ in batches) == 12
     assert all(mask.tolist() == [0.0] * 4 for *_, mask in batches)
+
+
+@pytest.mark.parametrize(("method", "size"), [("agem", 7), ("sgem", 4)])
+def test_original_forms_draw_from_the_buffer_or_from_one_part(method, size):
+    options = {"form": "original"} | ({"reference": 7} if method == "agem" else {})
+    memory = {"per_task": 4, "batch": 0, "buffers": 2}
+    learner = incremental(method, options=options, memory=memory)
+    learn(learner, 0)
+    enter(learner, 1)
+    ((x, y, _),) = learner.old_batches()
+    assert len(x) == len(y) == size
+    stored = {tuple(image.flatten().tolist()) for image in learner.memory.exemplars.all()[0]}
+    drawn = {tuple(image.flatten().tolist()) for image in x}
+    assert len(drawn) == size
+    assert drawn <= stored
