@@ -7,38 +7,59 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from gradproj.experiments.schema import ConfigError
-from gradproj.experiments.storage import RunError
-
 __all__ = ["COMMANDS", "main"]
 
-# A command's module has HELP, configure(parser) and execute(args) -> exit code.
+# A command is a module with configure(parser) and execute(args) -> exit code, and a line of help.
 COMMANDS = {
-    "run": "gradproj.experiments.commands.run",
-    "list": "gradproj.experiments.commands.list",
-    "data": "gradproj.experiments.data.command",
-    "report": "gradproj.experiments.commands.report",
-    "figure": "gradproj.experiments.commands.figure",
-    "inspect": "gradproj.experiments.commands.inspect",
-    "demo": "gradproj.experiments.commands.demo",
+    "run": (
+        "gradproj.experiments.commands.run",
+        "train and evaluate; results go to a folder for each run",
+    ),
+    "list": (
+        "gradproj.experiments.commands.list",
+        "show benchmarks, methods, networks and presets",
+    ),
+    "data": (
+        "gradproj.experiments.data.command",
+        "list, fetch and verify data sets",
+    ),
+    "report": (
+        "gradproj.experiments.commands.report",
+        "set runs beside the paper's numbers: a page with figures, tables in Markdown, small files",
+    ),
+    "figure": (
+        "gradproj.experiments.commands.figure",
+        "draw one of the paper's figures, running what it needs",
+    ),
+    "inspect": (
+        "gradproj.experiments.commands.inspect",
+        "show each layer's gradients: norms, cosines, spectrum, to choose rank, strength, layers",
+    ),
+    "demo": (
+        "gradproj.experiments.commands.demo",
+        "compare ours, GEM, A-GEM and fine-tuning on embedded data, with a table and a figure",
+    ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="gradproj", description="Continual learning by gradient projection: experiments."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, path in COMMANDS.items():
-        module = importlib.import_module(path)
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        module.configure(command)
-        command.set_defaults(execute=module.execute)
+    for name, (path, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        # Only the command that is called is imported: torch takes seconds to load.
+        if name in argv[:1]:
+            module = importlib.import_module(path)
+            module.configure(command)
+            command.set_defaults(execute=module.execute)
     args = parser.parse_args(argv)
     try:
         return int(args.execute(args))
-    except (ConfigError, RunError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         # Wrong input has a message of its own; a traceback would only hide it.
         print(f"gradproj: {error}", file=sys.stderr)
         return 2

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from gradproj.experiments import demo
 
-__all__ = ["HELP", "configure", "execute"]
-
-HELP = "compare ours, GEM, A-GEM and fine-tuning on embedded data, with a table and a figure"
+__all__ = ["configure", "execute"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

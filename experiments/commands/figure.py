@@ -12,9 +12,7 @@ from gradproj.experiments.report.markdown import render_table
 from gradproj.experiments.report.tables import Table
 from gradproj.experiments.storage import write_atomically
 
-__all__ = ["HELP", "configure", "execute"]
-
-HELP = "draw one of the paper's figures, running what it needs"
+__all__ = ["configure", "execute"]
 
 NAMES = ("gradient-magnitudes", "k-sweep", "layerwise", "time")
 

@@ -12,9 +12,7 @@ from gradproj.experiments.inspect import short_run
 from gradproj.experiments.methods._projection import layer_groups
 from gradproj.experiments.subjects import from_benchmark, from_factory
 
-__all__ = ["HELP", "configure", "execute"]
-
-HELP = "show each layer's gradients: norms, cosines, spectrum, to choose rank, strength, layers"
+__all__ = ["configure", "execute"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,7 @@ from rich.table import Table
 
 from gradproj.experiments import benchmarks, methods, networks, presets
 
-__all__ = ["HELP", "configure", "execute"]
-
-HELP = "show benchmarks, methods, networks and presets"
+__all__ = ["configure", "execute"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

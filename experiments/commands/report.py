@@ -10,9 +10,7 @@ from gradproj.experiments.report.content import build
 from gradproj.experiments.report.export import export, write_readme
 from gradproj.experiments.report.notes import FILE, read_notes
 
-__all__ = ["HELP", "configure", "execute"]
-
-HELP = "set runs beside the paper's numbers: a page with figures, tables in Markdown, small files"
+__all__ = ["configure", "execute"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

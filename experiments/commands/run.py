@@ -15,9 +15,7 @@ from gradproj.experiments.grid import Job, Outcome, execute_all
 from gradproj.experiments.progress import make_display
 from gradproj.experiments.schema import ConfigError
 
-__all__ = ["HELP", "configure", "execute", "make_jobs"]
-
-HELP = "train and evaluate; results go to a folder for each run"
+__all__ = ["configure", "execute", "make_jobs"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,7 @@ from gradproj.experiments.data.files import DataError, data_dir
 from gradproj.experiments.data.registry import SOURCES, find_source, load
 from gradproj.experiments.data.source import Source
 
-__all__ = ["HELP", "configure", "execute"]
-
-
-HELP = "list, fetch and verify data sets"
+__all__ = ["configure", "execute"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
