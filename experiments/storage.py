@@ -23,7 +23,7 @@ from gradproj.experiments.schema import ConfigError
 __all__ = ["RunError", "RunFolder", "StepLog", "describe_environment", "write_atomically"]
 
 
-class RunError(OSError):
+class RunError(ValueError):
     """A run that cannot start or go on; the message says what to do."""
 
 
