@@ -35,13 +35,16 @@ class Options:
         The last phase, of the classifier alone, in which all classes weigh the same.
     outside : str
         Unlabelled images to distil on: "none", "shuffled" or a data set; see `outside_images`.
+    pool : int
+        At most so many of them, drawn once, to choose from.
     confident : float
-        Share of these that is chosen where the previous model is most sure, class by class; the
-        others are drawn at random.
+        Share of a task's outside images (as many as labelled ones) that is chosen where the
+        previous model is most sure, class by class; the others are drawn at random.
     """
 
     balance: FineTuning = field(default_factory=FineTuning)
     outside: str = "none"
+    pool: int = ranged(50_000, low=1)
     confident: float = ranged(0.3, low=0.0, high=1.0)
 
 
@@ -60,8 +63,13 @@ class GD(ExpertLearner):
         self.pool = torch.zeros(0)
         if self.options.outside != "none":
             seed = rng.derive(self.config.seed, "outside")
-            name, root = self.options.outside, setup.data_dir
-            self.pool = outside_images(name, self.stream, root=root, seed=seed)
+            self.pool = outside_images(
+                self.options.outside,
+                self.stream,
+                root=setup.data_dir,
+                limit=self.options.pool,
+                seed=seed,
+            )
 
     def phases(self, task: Task) -> Sequence[Phase]:
         """Expert, model, balanced classifier."""
