@@ -68,9 +68,9 @@ class KKTResiduals:
     inequality : float
         How negative the cosine-like ⟨ḡ, w⟩ / (‖ḡ‖ ‖g‖) is.
     dual : float
-        How negative the multiplier of the inequality is, as ‖μ ḡ‖ over ‖g‖.
+        How far a negative multiplier of the inequality moves the update: ‖μ P ḡ‖ over ‖g‖.
     slackness : float
-        Multiplier times constraint, over ‖g‖².
+        The same for a multiplier of either sign, times how far the constraint is from binding.
 
     Examples
     --------
@@ -126,19 +126,19 @@ def kkt_residuals(w: Array, g: Array, shared: Array, B: Array) -> KKTResiduals:
     size = max(_length(xp, g), _length(xp, w)) or 1.0
     w, g = w / size, g / size
     moved, Pshared, unit = _project_both(xp, w - g, shared, B)
-    multiplier = 0.0
+    pull = 0.0  # the multiplier, as the length that it moves the update by
     if unit:
-        multiplier = float(xp.sum(moved * Pshared)) / float(xp.sum(Pshared * Pshared))
-        moved = moved - multiplier * Pshared
+        Pshared = Pshared / _length(xp, Pshared)
+        pull = float(xp.sum(moved * Pshared))
+        moved = moved - pull * Pshared
     whole = _length(xp, shared)
     along = float(xp.sum(shared / whole * w)) if whole else 0.0
-    # Pshared is shared in units of its own length, hence so is the multiplier.
     return KKTResiduals(
         stationarity=_length(xp, moved),
         equality=_length(xp, B @ w),
         inequality=max(0.0, -along),
-        dual=max(0.0, -multiplier),
-        slackness=abs(multiplier * along),
+        dual=max(0.0, -pull),
+        slackness=abs(pull * along),
     )
 
 
