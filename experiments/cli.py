@@ -53,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=summary, description=summary)
         # Only the command that is called is imported: torch takes seconds to load.
         if name in argv[:1]:
-            module = importlib.import_module(path)
+            try:
+                module = importlib.import_module(path)
+            except ModuleNotFoundError as error:
+                parser.exit(
+                    2, f"gradproj: {error}; pip install 'gradproj[experiments]' brings it\n"
+                )
             module.configure(command)
             command.set_defaults(execute=module.execute)
     args = parser.parse_args(argv)

@@ -1,6 +1,7 @@
 """The command line, as a person meets it."""
 
 import json
+import sys
 
 import pytest
 
@@ -97,3 +98,11 @@ def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
     for word in ("ours", "GEM", "A-GEM", "fine-tuning", "ACC", "BWT", "±", "demo.png"):
         assert word in text
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_core_alone_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradproj.experiments.commands.list", None)
+    with pytest.raises(SystemExit) as stop:
+        main(["list"])
+    assert stop.value.code == 2
+    assert "pip install 'gradproj[experiments]' brings it" in capsys.readouterr().err
