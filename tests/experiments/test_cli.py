@@ -103,6 +103,6 @@ def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
 def test_the_core_alone_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradproj.experiments.commands.list", None)
     with pytest.raises(SystemExit) as stop:
-        main(["list"])
+        cli.main(["list"])
     assert stop.value.code == 2
     assert "pip install 'gradproj[experiments]' brings it" in capsys.readouterr().err
