@@ -52,6 +52,7 @@ bench: $(VENV)/bench
 	cd benchmarks && ../$(BIN)/python precision.py
 	cd benchmarks && ../$(BIN)/python adapter.py
 	cd benchmarks && ../$(BIN)/python runs.py
+	cd benchmarks && ../$(BIN)/python soak.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .tox .hypothesis .mypy_cache .ruff_cache .pytest_cache
