@@ -14,11 +14,13 @@ from gradproj.experiments.streams import Stream, Task
 __all__ = ["confusion", "evaluate", "seen_accuracy", "summarise", "task_accuracies"]
 
 Counts = list[list[int]]
+# Larger batches of a convolutional network do not fit into a CPU's cache.
+BATCH = 200
 
 
 @torch.no_grad()
 def evaluate(
-    learner: Learner, stream: Stream, device: torch.device | None = None, batch: int = 1000
+    learner: Learner, stream: Stream, device: torch.device | None = None, batch: int = BATCH
 ) -> list[float]:
     """Return the share of test samples of each task that `learner` names correctly.
 
@@ -40,7 +42,7 @@ def evaluate(
 
 @torch.no_grad()
 def confusion(
-    learner: Learner, stream: Stream, device: torch.device | None = None, batch: int = 1000
+    learner: Learner, stream: Stream, device: torch.device | None = None, batch: int = BATCH
 ) -> Counts:
     """Count the test samples of each class seen so far (rows) by the class they are given."""
     seen = learner.seen()

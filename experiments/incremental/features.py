@@ -11,7 +11,7 @@ __all__ = ["embed"]
 
 
 @torch.no_grad()
-def embed(network: Network, x: Tensor, batch: int = 1000) -> Tensor:
+def embed(network: Network, x: Tensor, batch: int = 200) -> Tensor:
     """Return the features of images, on the network's device, in evaluation mode.
 
     Examples

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gradproj.experiments.networks.imagenet import imagenet_resnet18
+from gradproj.experiments.networks.layout import lay_out
 from gradproj.experiments.networks.mlp import mlp
 from gradproj.experiments.networks.network import CosineHead, Network, seeded
 from gradproj.experiments.networks.normalise import Normalise
@@ -71,6 +72,7 @@ def build(
         network = NETWORKS[name](outputs, input_shape, **options)
     if normalise is not None:
         network.prepend("normalise", Normalise(normalise, input_shape[0]))
+    lay_out(network)
     return network
 
 

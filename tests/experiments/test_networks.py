@@ -196,3 +196,19 @@ def test_wrong_names_and_numbers(call, message):
 def test_wrong_options(name, options, message):
     with pytest.raises(ValueError, match=message):
         networks.build(name, 10, CIFAR, **options)
+
+
+@pytest.mark.parametrize(("nf", "last"), [(20, True), (4, False)])
+def test_convolutions_are_stored_channels_last_unless_narrow(nf, last):
+    net = networks.build("resnet18-small", 10, CIFAR, nf=nf)
+    weight = net.get_submodule("layer2")[0].conv1.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) == last
+    plain = networks.build("resnet18-small", 10, CIFAR, nf=nf).to(
+        memory_format=torch.contiguous_format
+    )
+    x = torch.randn(5, *CIFAR, generator=torch.Generator().manual_seed(0))
+    for network in (net, plain):
+        network(x).square().sum().backward()
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert ours.grad.stride() == ours.stride()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
