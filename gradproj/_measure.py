@@ -21,6 +21,13 @@ _MOST_BLOCKS = 256
 # product (OpenBLAS, one block in the cache); at ten they are even.
 _FEW_ROWS = 8
 
+# OpenBLAS gives a product of more multiplications than this to several threads. For ours that is no
+# gain, and a loss where they contend with torch's threads or with other programs: a step then takes
+# twice to a hundred times as long. So they are cut into products that stay below it, as long as
+# those have some width.
+_ONE_THREAD = 1 << 18
+_LEAST_WIDTH = 256
+
 # Squared norms outside this range come too close to where float32 overflows or goes subnormal;
 # the layer is then measured again in float64.
 _SAFE_SQUARE = (1e-24, 1e36)
@@ -180,14 +187,23 @@ def _only_zeros(xp: Any, g: Array, G: Array, squares: HostArray, product: float)
 
 
 def _gram(xp: Any, rows: Array) -> Array:
-    """Return rows @ rowsᵀ; row by row where BLAS is slow: on the CPU, with few rows."""
-    T = rows.shape[0]
-    if xp is not np or T == 1 or T > _FEW_ROWS:
+    """Return rows @ rowsᵀ; on the CPU in the form that its BLAS does fastest."""
+    T, N = rows.shape
+    if xp is not np or T == 1:
         return rows @ rows.T
-    C = np.empty((T, T), dtype=rows.dtype)
-    for i in range(T):
-        C[i, : i + 1] = C[: i + 1, i] = rows[: i + 1] @ rows[i]
-    return C
+    if T <= _FEW_ROWS:
+        C = np.empty((T, T), dtype=rows.dtype)
+        for i in range(T):
+            C[i, : i + 1] = C[: i + 1, i] = rows[: i + 1] @ rows[i]
+        return C
+    width = _ONE_THREAD // T**2
+    if width < _LEAST_WIDTH or N <= width:
+        return rows @ rows.T
+    count = N // width
+    stack = rows[:, : count * width].reshape(T, count, width).transpose(1, 0, 2)
+    C = (stack @ stack.transpose(0, 2, 1)).sum(0, dtype=np.float64)
+    rest = rows[:, count * width :]
+    return C + rest @ rest.T if rest.shape[1] else C
 
 
 def _cuts(T: int, N: int) -> Iterator[slice]:

@@ -72,9 +72,8 @@ class Gradients:
             copied += count
         return touched, copied
 
-    def write(self, gradients: Mapping[nn.Parameter, Tensor]) -> list[bool]:
-        """Write gradients (T, *shape) of all old tasks into rows 1 to T; return which are used."""
-        used = []
+    def write(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+        """Write gradients (T, *shape) of all old tasks into rows 1 to T."""
         for block in self.blocks:
             for p, start, local in zip(block.parameters, block.starts, block.tensors, strict=True):
                 stacked = gradients[p]
@@ -82,9 +81,18 @@ class Gradients:
                 rows.as_strided(stacked.shape, (rows.stride(0), *dense_strides(local))).copy_(
                     stacked
                 )
-                # The first task alone nearly always tells, and is cheap to look through.
-                used.append(bool(stacked[:1].any()) or bool(stacked.any()))
-        return used
+
+    def used(self, tasks: int, known: Sequence[bool]) -> list[bool]:
+        """Return which parameters have a gradient, where the rows of the old tasks must tell.
+
+        `known` says which are known to have one: only the others are looked through.
+        """
+        flags = iter(known)
+        return [
+            next(flags) or bool(block.rows[1 : tasks + 1, start : start + local.numel()].any())
+            for block in self.blocks
+            for start, local in zip(block.starts, block.tensors, strict=True)
+        ]
 
     def measure(self, tasks: int) -> tuple[Floats, Floats]:
         """Inner products of each layer, C (L, T, T) and h (L, T); NaN where they are not finite.

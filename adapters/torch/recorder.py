@@ -27,8 +27,10 @@ class Recorder:
         self._grouping = grouping
         self._backend = backend
         self._signature: list[tuple[Any, ...]] | None = None
+        # Row to which parameters have a gradient there; unknown of rows written at once.
         self._stored: dict[int, list[bool]] = {}
         self._aimed: tuple[int, list[list[int]]] | None = None
+        self._written = False
         self.sync()
 
     def begin(self) -> None:
@@ -40,6 +42,7 @@ class Recorder:
         """Drop what is recorded."""
         self._stored = {}
         self._aimed = None
+        self._written = False
 
     def aim(self, row: int) -> None:
         """Let `.grad` be views of a zeroed row."""
@@ -63,8 +66,9 @@ class Recorder:
     def write(self, gradients: Mapping[nn.Parameter, Tensor], tasks: int) -> None:
         """Record the gradients of all old tasks at once."""
         self.gradients.reserve(tasks + 1)
-        used = self.gradients.write(gradients)
-        self._stored = {task + 1: used for task in range(tasks)}
+        self.gradients.write(gradients)
+        self._stored = {task + 1: [] for task in range(tasks)}
+        self._written = True
         self.copied = 0
 
     def tasks(self) -> int:
@@ -80,6 +84,8 @@ class Recorder:
 
     def touched(self) -> list[bool]:
         """Return which parameters have a gradient in any row."""
+        if self._written:
+            return self.gradients.used(self.tasks(), self._stored[0])
         return [any(column) for column in zip(*self._stored.values(), strict=True)]
 
     def sync(self) -> None:

@@ -153,9 +153,12 @@ def test_float32_gradients_of_any_scale(exponent, method):
     )
 
 
-def test_blocks_of_columns_add_up_to_the_whole():
-    N = 70_000
-    G = np.random.default_rng(1).standard_normal((3, N)).astype(np.float32)
+# The forms of the product on the CPU: one row, row by row, in pieces, in one; and lengths that
+# leave a rest, or none, or are shorter than a piece.
+@pytest.mark.parametrize("T", [1, 3, 9, 20, 32, 33])
+@pytest.mark.parametrize("N", [200, 6_550, 70_000])
+def test_blocks_of_columns_add_up_to_the_whole(T, N):
+    G = np.random.default_rng(1).standard_normal((T, N)).astype(np.float32)
     C, h = gp.measure(G[0], G)
     exact = G.astype(float) @ G.astype(float).T
     assert np.abs(C - exact).max() < 1e-6 * N
