@@ -197,7 +197,7 @@ def _gram(xp: Any, rows: Array) -> Array:
             C[i, : i + 1] = C[: i + 1, i] = rows[: i + 1] @ rows[i]
         return C
     width = _ONE_THREAD // T**2
-    if width < _LEAST_WIDTH or N <= width:
+    if width < _LEAST_WIDTH or width >= N:
         return rows @ rows.T
     count = N // width
     stack = rows[:, : count * width].reshape(T, count, width).transpose(1, 0, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gradproj.experiments.report.collect import collect
+from gradproj.experiments.report.collect import TUNING, collect
 from gradproj.experiments.report.content import build
 from gradproj.experiments.report.export import export, write_readme
 from gradproj.experiments.report.notes import FILE, read_notes
@@ -43,14 +43,16 @@ def execute(args: argparse.Namespace) -> int:
     runs = args.runs or [args.results]
     collection = collect(runs)
     if args.results is not None:
-        kept = export(collection.runs, args.results) if args.runs else []
-        print(f"{len(kept)} runs kept; {write_readme(args.results)}")
+        if args.runs:
+            print(f"{len(export(collection.runs, args.results))} runs kept")
+        print(write_readme(args.results))
     out = args.out or (None if args.results else Path("report"))
     if out is not None:
         from gradproj.experiments.report.page import write_report  # loads matplotlib
 
         notes = args.notes or (args.results or runs[0]) / FILE
-        report = build(collection, read_notes(notes))
+        tuning = all(path.name == TUNING for path in runs)
+        report = build(collection, read_notes(notes), beside_paper=not tuning)
         print("\n".join(map(str, write_report(report, out))))
     for problem in collection.problems:
         print(f"not read: {problem}")

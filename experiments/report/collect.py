@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 
 from gradproj.experiments.benchmarks import BENCHMARKS
 
-__all__ = ["BINS", "Collection", "RunRecord", "collect"]
+__all__ = ["BINS", "TUNING", "Collection", "RunRecord", "collect"]
 
 Matrix = NDArray[np.float64]
 
 # Into how many pieces the log of a run is averaged; a small file keeps these and not the steps.
 BINS = 100
+# Runs in a folder of this name were made to choose values. They have a report of their own: they
+# must not count among the runs that the chosen values are judged by.
+TUNING = "tuning"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +89,8 @@ def collect(paths: Iterable[Path], *, logs: bool = True) -> Collection:
     Parameters
     ----------
     paths : iterable of Path
-        Run folders, exported files, or folders of either.
+        Run folders, exported files, or folders of either; a folder "tuning" inside them is left
+        out unless it is named itself.
     logs : bool
         Whether to read the logs of finished runs, which takes most of the time.
 
@@ -120,8 +124,9 @@ def _sources(path: Path) -> list[Path]:
     """List run folders and exported files, in an order that does not depend on the disk."""
     if path.is_file():
         return [path.parent if path.name in ("config.json", "result.json") else path]
-    folders = {file.parent for file in path.rglob("config.json")}
-    files = {f for f in path.rglob("*.json") if f.parent not in folders}
+    found = [f for f in path.rglob("*.json") if TUNING not in f.relative_to(path).parts]
+    folders = {file.parent for file in found if file.name == "config.json"}
+    files = {file for file in found if file.parent not in folders}
     return sorted(folders | files)
 
 

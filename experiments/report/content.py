@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradproj.experiments.report import paper
 from gradproj.experiments.report.collect import Collection
+from gradproj.experiments.report.paper import PaperTable
 from gradproj.experiments.report.rows import Row, group
+from gradproj.experiments.report.sweeps import sweep_tables
 from gradproj.experiments.report.tables import (
     Line,
     Table,
@@ -56,36 +58,41 @@ class Report:
         return sum(line.status == status for line in lines)
 
 
-def build(collection: Collection, notes: Mapping[str, str]) -> Report:
-    """Make the report of some runs."""
+def build(collection: Collection, notes: Mapping[str, str], *, beside_paper: bool = True) -> Report:
+    """Make the report of some runs; without the paper's tables if it is of runs for tuning."""
     rows = group(collection.runs)
     sections = []
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
         of_it = [row for row in rows if row.benchmark == benchmark]
-        sections.append(_section(*benchmark, of_it, notes))
+        published = paper.tables() if beside_paper else ()
+        sections.append(_section(*benchmark, of_it, notes, published))
     made_with = sorted({_versions(run.environment) for run in collection.runs if run.finished})
     return Report(tuple(sections), collection.problems, tuple(made_with))
 
 
 def _section(
-    benchmark: str, scenario: str, rows: Sequence[Row], notes: Mapping[str, str]
+    benchmark: str,
+    scenario: str,
+    rows: Sequence[Row],
+    notes: Mapping[str, str],
+    published: Iterable[PaperTable],
 ) -> Section:
     tables: list[Table] = []
     missing = []
-    for published in paper.tables():
-        if benchmark not in published.cells:
+    for printed in published:
+        if benchmark not in printed.cells:
             continue
-        table = paper_table(published, benchmark, rows, notes)
+        table = paper_table(printed, benchmark, rows, notes)
         if table is None:
-            missing.append(f"{published.title}: no run of any of its cells")
+            missing.append(f"{printed.title}: no run of any of its cells")
             continue
         tables.append(table)
         absent = [line.cells[0] for line in table.lines if line.row is None]
         if absent:
-            missing.append(f"{published.title}: {'; '.join(absent)}")
+            missing.append(f"{printed.title}: {'; '.join(absent)}")
     used = [line.row for table in tables for line in table.lines if line.row is not None]
     extra = (other_table(rows, used, notes), control_table(rows), averaged_table(rows))
-    tables += [table for table in extra if table is not None]
+    tables += [*sweep_tables(rows), *(table for table in extra if table is not None)]
     unfinished = [
         f"{row.name}, seed {run.seed}: {run.progress}" for row in rows for run in row.unfinished
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gradproj.experiments.report.collect import RunRecord, collect
+from gradproj.experiments.report.collect import TUNING, RunRecord, collect
 from gradproj.experiments.report.content import build
 from gradproj.experiments.report.markdown import render
 from gradproj.experiments.report.naming import name_of
@@ -20,6 +20,10 @@ INTRODUCTION = (
     "Made from the files beside it by `gradproj report --results results`; do not edit. Each file "
     "holds one run: its configuration, accuracy matrix, seconds and versions. Reasons for what "
     "misses the paper are in `notes.toml`. `gradproj report results --out report` draws figures."
+)
+ABOUT_TUNING = (
+    "Made from the files beside it by `gradproj report --results results/tuning`; do not edit. "
+    "These runs are there to choose values by, with seeds other than those of the reported runs."
 )
 
 
@@ -72,7 +76,11 @@ def readme(folder: Path) -> str:
     collection = collect([folder])
     if collection.problems:
         raise ValueError(f"--results: {collection.problems[0]}; mend or remove that file")
-    return render(build(collection, read_notes(folder / FILE)), "Results", INTRODUCTION)
+    tuning = folder.name == TUNING
+    report = build(collection, read_notes(folder / FILE), beside_paper=not tuning)
+    if tuning:
+        return render(report, "Runs for choosing values", ABOUT_TUNING)
+    return render(report, "Results", INTRODUCTION)
 
 
 def write_readme(folder: Path) -> Path:

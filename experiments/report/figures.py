@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from gradproj.experiments.report import style
 from gradproj.experiments.report.rows import Row
+from gradproj.experiments.report.tables import Table
 
 __all__ = ["FIGURES", "accuracy_curves", "corrected_share", "forgetting_by_task", "heat_maps",
-           "trade_off"]  # fmt: skip
+           "sweep", "trade_off"]  # fmt: skip
 
 Matrix = NDArray[np.float64]
 
@@ -118,6 +119,26 @@ def trade_off(rows: Sequence[Row]) -> Figure | None:
         )
     axes.set(xlabel="backward transfer (fraction, divided by tasks)", ylabel="ACC (%)")
     style.legend_beside(axes)
+    return made
+
+
+def sweep(table: Table) -> Figure:
+    """ACC and BWT at each value of a sweep, with their spread over the seeds."""
+    made = style.figure(7.4, 2.6)
+    rows = [(line.cells[0], line.row) for line in table.lines if line.row is not None]
+    for axes, measure, label in zip(
+        made.subplots(1, 2), ("acc", "bwt"), ("ACC (%)", "BWT (fraction)"), strict=True
+    ):
+        found = [(value, row.values(measure)) for value, row in rows if row.values(measure)]
+        axes.errorbar(
+            [value for value, _ in found],
+            [float(np.mean(v)) for _, v in found],
+            yerr=[float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for _, v in found],
+            marker=style.marker(0),
+            color=style.colour(0),
+            capsize=2,
+        )
+        axes.set(xlabel=table.swept, ylabel=label)
     return made
 
 

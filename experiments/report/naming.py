@@ -14,7 +14,7 @@ from gradproj.experiments.config import resolve
 from gradproj.experiments.report import paper
 from gradproj.experiments.schema import ConfigError, to_plain
 
-__all__ = ["Name", "fingerprint", "flatten", "name_of"]
+__all__ = ["Name", "completed", "fingerprint", "flatten", "name_of"]
 
 # Neither decides what the run is, only which of several equal ones.
 _NOT_IDENTITY = ("seed", "preset", "version")
@@ -100,7 +100,7 @@ def name_of(config: Mapping[str, Any]) -> Name:
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return one string for all that decides a run's numbers but its seed."""
-    return json.dumps(flatten(_completed(config)), sort_keys=True)
+    return json.dumps(flatten(completed(config)), sort_keys=True)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -122,7 +122,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the keys that a configuration written by an older version does not have."""
     try:
         plain: dict[str, Any] = to_plain(resolve(config))
@@ -151,7 +151,7 @@ def _base(preset: str, benchmark: str, method: str) -> dict[str, Any]:
 
 
 def _changes(config: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, ...]:
-    own = {k: v for k, v in flatten(_completed(config)).items() if k not in ("benchmark", "method")}
+    own = {k: v for k, v in flatten(completed(config)).items() if k not in ("benchmark", "method")}
     different = {k: v for k, v in own.items() if k not in base or base[k] != v}
     return tuple(f"{key}={_toml(value)}" for key, value in sorted(different.items()))
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from gradproj.experiments.report import style
 from gradproj.experiments.report.content import Report, Section
-from gradproj.experiments.report.figures import FIGURES
+from gradproj.experiments.report.figures import FIGURES, sweep
 from gradproj.experiments.report.markdown import ABOUT, render
 from gradproj.experiments.report.tables import STATUS, Table
 from gradproj.experiments.storage import write_atomically
@@ -40,12 +40,14 @@ def render_page(report: Report) -> str:
 def _draw(section: Section, table: Table) -> list[tuple[str, Markup]]:
     """Draw the figures of a table; its rows are its own, so a table without rows has none."""
     drawn = []
-    for title, draw in FIGURES.items():
-        with style.embedded():
-            made = draw(table.rows) if table.rows else None
-            if made is not None:
+    with style.embedded():
+        made = {title: draw(table.rows) for title, draw in FIGURES.items() if table.rows}
+        if table.swept:
+            made[f"ACC and BWT against {table.swept}"] = sweep(table)
+        for title, figure in made.items():
+            if figure is not None:
                 name = f"{title}: {section.title}, {table.title}"
-                drawn.append((title, Markup(style.to_svg(made, name))))
+                drawn.append((title, Markup(style.to_svg(figure, name))))
     return drawn
 
 

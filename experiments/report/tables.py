@@ -12,8 +12,8 @@ from gradproj.experiments.report import paper
 from gradproj.experiments.report.paper import Cell, PaperTable
 from gradproj.experiments.report.rows import Row, control_of
 
-__all__ = ["STATUS", "Line", "Table", "averaged_table", "control_table", "other_table",
-           "paper_table", "spread"]  # fmt: skip
+__all__ = ["STATUS", "Line", "Table", "averaged_table", "control_table", "difference_to_control",
+           "other_table", "paper_table", "spread"]  # fmt: skip
 
 # What a difference to the paper is called, and its sign, for those who see no colours.
 STATUS = {
@@ -36,13 +36,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with the rows that its figures are drawn from."""
+    """A table with the rows that its figures are drawn from, or the name of what its lines vary."""
 
     title: str
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
     about: str = ""
     rows: tuple[Row, ...] = field(default=())
+    swept: str = ""
 
 
 def spread(values: Sequence[float], digits: int = 1, sign: str = "") -> str:
@@ -151,22 +152,16 @@ def control_table(rows: Sequence[Row]) -> Table | None:
     """Show what each projection adds to its replay term alone, seed by seed."""
     lines = []
     for row in rows:
-        control = control_of(row, rows)
-        if control is None:
+        own, other = _beside_control(row, rows)
+        if not own:
             continue
-        own = dict(zip(row.seeds, row.values("acc"), strict=True))
-        other = dict(zip(control.seeds, control.values("acc"), strict=True))
-        shared = [seed for seed in own if seed in other]
-        if not shared:
-            continue
-        pairs = [own[seed] - other[seed] for seed in shared]
         cells = (
             row.name.label,
             f"{row.config['options']['strength']:g}",
-            spread([own[seed] for seed in shared]),
-            spread([other[seed] for seed in shared]),
-            spread(pairs, digits=2, sign="+"),
-            _seeds(shared),
+            spread(list(own.values())),
+            spread([other[seed] for seed in own]),
+            spread(difference_to_control(row, rows), digits=2, sign="+"),
+            _seeds(list(own)),
         )
         lines.append(Line(cells, row=row))
     if not lines:
@@ -178,6 +173,21 @@ def control_table(rows: Sequence[Row]) -> Table | None:
         "term at every step, GEM at least as much wherever a constraint is violated."
     )
     return Table("What the projection adds", columns, tuple(lines), about)
+
+
+def difference_to_control(row: Row, rows: Sequence[Row]) -> list[float]:
+    """Return ACC minus that of the replay term alone, for each seed that both were run with."""
+    own, other = _beside_control(row, rows)
+    return [own[seed] - other[seed] for seed in own]
+
+
+def _beside_control(row: Row, rows: Sequence[Row]) -> tuple[dict[int, float], dict[int, float]]:
+    control = control_of(row, rows)
+    if control is None:
+        return {}, {}
+    own = dict(zip(row.seeds, row.values("acc"), strict=True))
+    other = dict(zip(control.seeds, control.values("acc"), strict=True))
+    return {seed: acc for seed, acc in own.items() if seed in other}, other
 
 
 def averaged_table(rows: Sequence[Row]) -> Table | None:

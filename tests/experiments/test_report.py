@@ -13,7 +13,7 @@ from support.runs import matrix, write_run
 from gradproj.experiments import cli, presets
 from gradproj.experiments.commands.run import make_jobs
 from gradproj.experiments.report import paper
-from gradproj.experiments.report.collect import collect
+from gradproj.experiments.report.collect import TUNING, collect
 from gradproj.experiments.report.content import build
 from gradproj.experiments.report.export import export, readme
 from gradproj.experiments.report.markdown import render
@@ -375,7 +375,9 @@ def test_the_committed_readme_is_what_the_committed_files_give():
     folder = ROOT / "results"
     if not list(folder.rglob("*.json")):
         pytest.skip("no results are kept here")
-    assert (folder / "README.md").read_text(encoding="utf-8") == readme(folder)
+    for kept in (folder, folder / TUNING):
+        if kept.exists():
+            assert (kept / "README.md").read_text(encoding="utf-8") == readme(kept)
 
 
 # The command ------------------------------------------------------------------------------------
@@ -399,3 +401,47 @@ def test_the_command_writes_page_tables_and_files(runs, tmp_path, capsys):
 def test_the_command_without_runs_says_what_to_do(capsys):
     assert cli.main(["report"]) == 2
     assert re.search("RUNS is empty; name run folders", capsys.readouterr().err)
+
+
+# Sweeps -----------------------------------------------------------------------------------------
+
+
+def swept_runs(root):
+    """Ours at four ranks, of which two are presets' own, and the control."""
+    for rank, last in ((1, 0.80), (8, 0.83), ("full", 0.82)):
+        for seed in (10, 11):
+            write_run(
+                root, f"{MNIST}/ours", seed, matrix(last), changes={"options": {"rank": rank}}
+            )
+    for seed in (10, 11):
+        write_run(root, f"{MNIST}/ours", seed, matrix(0.81))
+        write_run(root, f"{MNIST}/replay", seed, matrix(0.80))
+
+
+def test_rows_that_differ_in_one_value_are_a_sweep(tmp_path):
+    swept_runs(tmp_path)
+    (section,) = sections(tmp_path)
+    found = table(section, "Ours: rank")
+    assert [entry.cells[:2] for entry in found.lines] == [
+        ("1", "80.0 ± 0.0"),
+        ("5", "81.0 ± 0.0"),
+        ("8", "83.0 ± 0.0"),
+        ("full", "82.0 ± 0.0"),
+    ]
+    cells, _ = line(found, "8")
+    assert (cells["ACC over replay alone"], cells["seeds"]) == ("+3.00 ± 0.00", "10, 11")
+    assert [t.title for t in section.tables if t.swept] == ["Ours: rank"]
+    assert "ACC and BWT against rank" in render_page(build(collect([tmp_path]), {}))
+
+
+def test_runs_for_tuning_stay_apart_from_those_reported(runs, tmp_path):
+    kept = tmp_path / "results"
+    export(collect([runs]).runs, kept)
+    alone = readme(kept)
+    swept_runs(tmp_path / "more")
+    export(collect([tmp_path / "more"]).runs, kept / "tuning")
+    assert readme(kept) == alone
+    assert len(collect([kept]).runs) == len(collect([runs]).runs) - 1  # one is unfinished
+    tuned = readme(kept / "tuning")
+    assert "### Ours: rank" in tuned
+    assert "Main table" not in tuned
