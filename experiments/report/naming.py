@@ -14,7 +14,7 @@ from gradproj.experiments.config import resolve
 from gradproj.experiments.report import paper
 from gradproj.experiments.schema import ConfigError, to_plain
 
-__all__ = ["Name", "completed", "fingerprint", "flatten", "name_of"]
+__all__ = ["Name", "completed", "fingerprint", "flatten", "label_without", "name_of"]
 
 # Neither decides what the run is, only which of several equal ones.
 _NOT_IDENTITY = ("seed", "preset", "version")
@@ -96,6 +96,22 @@ def name_of(config: Mapping[str, Any]) -> Name:
     changes = _changes(config, _base(preset, benchmark, method))
     entry = preset.partition("/")[2] or method
     return Name(benchmark, entry, changes, (), preset, method)
+
+
+def label_without(key: str, config: Mapping[str, Any]) -> str:
+    """Label a run by its method and what differs from the method's own preset, but for one value.
+
+    Examples
+    --------
+    >>> label_without("options.rank", to_plain(presets.find("permuted-digits/e")))
+    'Ours, layers=all'
+    """
+    benchmark, method = str(config["benchmark"]), str(config["method"])
+    preset = f"{str(config.get('preset', '')).partition('/')[0] or benchmark}/{method}"
+    known = preset if preset in presets.available() else ""
+    changes = _changes(config, _base(known, benchmark, method))
+    kept = [change for change in changes if not change.startswith(f"{key}=")]
+    return ", ".join((paper.label(method), *(change.removeprefix("options.") for change in kept)))
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gradproj.experiments.report.naming import Name, completed, flatten
+from gradproj.experiments.report.naming import completed, flatten, label_without
 from gradproj.experiments.report.rows import Row
 from gradproj.experiments.report.tables import Line, Table, difference_to_control, spread
 
@@ -22,6 +22,8 @@ def sweep_tables(rows: Sequence[Row]) -> list[Table]:
     for row in rows:
         values = flatten(completed(row.config))
         for key, value in values.items() if row.finished else ():
+            if key == "method":
+                continue
             others = {k: v for k, v in values.items() if k != key}
             kind = json.dumps(others, sort_keys=True)
             found.setdefault((key, kind), []).append((value, row))
@@ -31,7 +33,7 @@ def sweep_tables(rows: Sequence[Row]) -> list[Table]:
 
 def _table(key: str, swept: Sequence[tuple[Any, Row]], rows: Sequence[Row]) -> Table:
     short = key.removeprefix("options.")
-    title = min((_without(key, row.name) for _, row in swept), key=lambda name: (len(name), name))
+    title = label_without(key, swept[0][1].config)
     lines = [
         Line(
             (
@@ -48,15 +50,6 @@ def _table(key: str, swept: Sequence[tuple[Any, Row]], rows: Sequence[Row]) -> T
     ]
     columns = (short, "ACC", "BWT", "forgetting", "ACC over replay alone", "seeds")
     return Table(f"{title}: {short}", columns, tuple(lines), swept=short)
-
-
-def _without(key: str, name: Name) -> str:
-    kept = [part for part in name.label.split(", ") if not part.startswith(_change(key))]
-    return ", ".join(kept)
-
-
-def _change(key: str) -> str:
-    return f"{key.removeprefix('options.')}="
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
