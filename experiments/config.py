@@ -179,7 +179,9 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         key, sign, text = pair.partition("=")
         if not sign or not key.strip():
-            raise ConfigError(f"--set {pair!r} is not understood; write key=value")
+            raise ConfigError(
+                f"--set {pair!r} is not understood; write key=value, after the presets"
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

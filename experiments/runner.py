@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gradproj.experiments import benchmarks, methods, rng
 from gradproj.experiments.config import RunConfig
-from gradproj.experiments.evaluation import (
-    confusion,
-    evaluate,
-    seen_accuracy,
-    summarise,
-    task_accuracies,
-)
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.progress import Event, ignore
+from gradproj.experiments.record import Record
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.signals import deferred_signals
 from gradproj.experiments.storage import RunFolder, StepLog, describe_environment
@@ -46,18 +40,6 @@ class Position:
     step: int = 0
     total: int = 0
     order: Tensor | None = None
-
-
-@dataclass
-class Record:
-    """What has been measured so far."""
-
-    baseline: list[float] = field(default_factory=list)
-    matrix: list[list[float]] = field(default_factory=list)
-    averaged: list[list[float]] = field(default_factory=list)
-    confusion: list[list[list[int]]] = field(default_factory=list)
-    train_seconds: float = 0.0
-    evaluation_seconds: float = 0.0
 
 
 def run(
@@ -168,10 +150,10 @@ class Run:
 
     def _train(self) -> None:
         if not self.record.baseline:
-            self.record.baseline = self._evaluate(self.learner)
+            self.record.measure_baseline(self.learner, self.stream, self.device)
         for task in self.stream.tasks[self.position.task :]:
             self._train_task(task)
-            self._evaluate_row(task)
+            self._evaluate(task)
             total = self.position.total
             self.position = Position(task=task.index + 1, total=total)
             self._maybe_checkpoint()
@@ -241,23 +223,9 @@ class Run:
             )
         )
 
-    def _evaluate_row(self, task: Task) -> None:
-        if self.learner.ready() and self.stream.scenario == "class":
-            start = time.perf_counter()
-            counts = confusion(self.learner, self.stream, self.device)
-            self.record.evaluation_seconds += time.perf_counter() - start
-            self.record.confusion.append(counts)
-            self.record.matrix.append(task_accuracies(counts, self.stream))
-        elif self.learner.ready():
-            self.record.matrix.append(self._evaluate(self.learner))
-        else:
-            self.record.matrix.append([math.nan] * len(self.stream.tasks))
-        if self.average is not None:
-            model = self.learner.model
-            self.learner.model = self.average.module
-            self.record.averaged.append(self._evaluate(self.learner))
-            self.learner.model = model
-        row = self.record.matrix[-1][: task.index + 1]
+    def _evaluate(self, task: Task) -> None:
+        average = None if self.average is None else self.average.module
+        self.record.measure(self.learner, self.stream, self.device, average)
         self._tell(
             Event(
                 kind="task",
@@ -265,41 +233,21 @@ class Run:
                 tasks=len(self.stream.tasks),
                 step=self.position.total,
                 loss=self._loss,
-                accuracy=sum(row) / len(row),
+                accuracy=self.record.accuracy(task.index),
             )
         )
 
-    def _evaluate(self, learner: Learner) -> list[float]:
-        start = time.perf_counter()
-        accuracies = evaluate(learner, self.stream, self.device)
-        self.record.evaluation_seconds += time.perf_counter() - start
-        return accuracies
-
     def _result(self) -> dict[str, Any]:
-        record = self.record
-        sizes = [len(task.testing) for task in self.stream.tasks]
-        result: dict[str, Any] = {
+        return {
             "version": 1,
             "benchmark": self.config.benchmark,
             "method": self.config.method,
             "preset": self.config.preset,
             "scenario": self.stream.scenario,
             "seed": self.config.seed,
-            "accuracy_matrix": _jsonable(record.matrix),
-            "baseline": record.baseline,
-            "metrics": summarise(record.matrix, record.baseline, sizes),
             "steps": self.position.total,
-            "train_seconds": round(record.train_seconds, 3),
-            "evaluation_seconds": round(record.evaluation_seconds, 3),
+            **self.record.result(self.stream),
         }
-        if record.averaged:
-            result["averaged_accuracy_matrix"] = _jsonable(record.averaged)
-            result["averaged_metrics"] = summarise(record.averaged, record.baseline, sizes)
-        if record.confusion:
-            # Of each measured step: accuracy on all classes seen, and who was taken for whom.
-            result["seen_accuracy"] = [seen_accuracy(counts) for counts in record.confusion]
-            result["confusion"] = record.confusion
-        return result
 
     # Stopping and going on ---------------------------------------------------------------------
 
@@ -350,7 +298,3 @@ def _averaged(learner: Learner, decay: float) -> AveragedModel | None:
         return None
     average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     return AveragedModel(learner.model, multi_avg_fn=average)
-
-
-def _jsonable(matrix: list[list[float]]) -> list[list[float | None]]:
-    return [[None if math.isnan(value) else value for value in row] for row in matrix]

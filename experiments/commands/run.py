@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--benchmark", help="instead of a preset, together with --method")
     parser.add_argument("--method", help="instead of a preset, together with --benchmark")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N")
+    parser.add_argument("--seeds", nargs="+", type=_seed, default=[0], metavar="N")
     parser.add_argument(
         "--set",
         nargs="+",
@@ -50,6 +50,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time between checkpoints",
     )
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        hint = "; presets come before --seeds" if text in presets.available() else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number{hint}") from None
 
 
 def execute(args: argparse.Namespace) -> int:

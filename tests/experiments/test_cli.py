@@ -58,6 +58,14 @@ def test_wrong_input_is_explained(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_presets_after_the_seeds_are_told_where_to_stand(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--seeds", "0", "1", "permuted-digits/ours"])
+    assert "'permuted-digits/ours' is not a whole number; presets come before" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_folder_that_cannot_be_written_is_a_failed_run(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert cli.main(["run", "permuted-digits/ours", "--out", str(tmp_path / "file")]) == 1
