@@ -155,6 +155,10 @@ class Learner:
     def end_task(self, task: Task) -> None:
         """Finish a task, before it is evaluated."""
 
+    def effort(self, task: Task) -> float:
+        """Time of this task's steps in units of any other's, by which the time left is told."""
+        return 1.0
+
     def ready(self) -> bool:
         """Whether there is something to evaluate after the current task."""
         return True

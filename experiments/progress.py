@@ -35,7 +35,7 @@ class Event:
     run : str
         The name of the run.
     fraction : float
-        Share of the run's tasks that is done, parts counted.
+        Share of the run's work that is done.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class PlainDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._started: dict[str, float] = {}
+        self._started: dict[str, tuple[float, float]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -113,14 +113,16 @@ class PlainDisplay:
 
     def __call__(self, event: Event) -> None:
         """Print a line, if the event deserves one."""
-        start = self._started.setdefault(event.run, time.monotonic())
+        # A run that goes on has done a part before it was first heard of.
+        now = time.monotonic()
+        start, before = self._started.setdefault(event.run, (now, event.fraction))
         if event.kind == "step":
             return
         if event.kind == "task":
-            done = event.task + 1
-            left = (time.monotonic() - start) / done * (event.tasks - done)
+            done = event.fraction - before
+            left = (now - start) / done * (1 - event.fraction) if done else 0.0
             self._print(
-                f"{event.run}: task {done}/{event.tasks}, step {event.step}, "
+                f"{event.run}: task {event.task + 1}/{event.tasks}, step {event.step}, "
                 f"loss {float(event.loss):.3f}, "
                 f"accuracy {event.accuracy:.4f}, about {left:.0f} s left"
             )

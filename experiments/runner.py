@@ -218,7 +218,7 @@ class Run:
                 tasks=len(self.stream.tasks),
                 step=at.total,
                 loss=step.loss,
-                fraction=(task.index + done) / len(self.stream.tasks),
+                fraction=self._fraction(task, done),
                 message=phase.name,
             )
         )
@@ -233,9 +233,15 @@ class Run:
                 tasks=len(self.stream.tasks),
                 step=self.position.total,
                 loss=self._loss,
+                fraction=self._fraction(task, 1.0),
                 accuracy=self.record.accuracy(task.index),
             )
         )
+
+    def _fraction(self, task: Task, done: float) -> float:
+        """Share of the whole run's work when so much of this task's is done."""
+        efforts = [self.learner.effort(each) for each in self.stream.tasks]
+        return (sum(efforts[: task.index]) + done * efforts[task.index]) / sum(efforts)
 
     def _result(self) -> dict[str, Any]:
         return {

@@ -59,6 +59,10 @@ class ProjectionLearner(Learner):
         """Count the old tasks, or the parts of the buffer that play them."""
         return len(self.memory) if isinstance(self.memory, SubBuffers) else self.current
 
+    def effort(self, task: Task) -> float:
+        """One gradient for the new task and one for each old task."""
+        return 1.0 + (len(self.memory) if isinstance(self.memory, SubBuffers) else task.index)
+
     def old_batches(self) -> Iterable[tuple[Tensor, ...]]:
         """Draw a batch from the memory of each old task, with the outputs that compete there."""
         size = self.config.memory.batch

@@ -12,6 +12,7 @@ from torch import Tensor
 import gradproj as gp
 from gradproj.experiments.methods._projection import ProjectionLearner
 from gradproj.experiments.schema import ranged
+from gradproj.experiments.streams import Task
 
 __all__ = ["AGEM"]
 
@@ -46,6 +47,10 @@ class AGEM(ProjectionLearner):
     def projection(self) -> gp.Method:
         """One constraint on the mean."""
         return gp.AGEM(strength=self.options.strength)
+
+    def effort(self, task: Task) -> float:
+        """As many gradients in every task, where one batch stands for all old ones."""
+        return super().effort(task) if self.options.form == "table" else 1.0
 
     def old_batches(self) -> Iterable[tuple[Tensor, ...]]:
         """Draw a batch a task, or one from all old memories together."""

@@ -13,6 +13,7 @@ import gradproj as gp
 from gradproj.experiments import rng
 from gradproj.experiments.methods._projection import ProjectionLearner
 from gradproj.experiments.schema import ranged
+from gradproj.experiments.streams import Task
 
 __all__ = ["SGEM"]
 
@@ -46,6 +47,10 @@ class SGEM(ProjectionLearner):
             return gp.AGEM(strength=self.options.strength)
         seed = rng.derive(self.config.seed, "sgem")
         return gp.SGEM(strength=self.options.strength, seed=seed)
+
+    def effort(self, task: Task) -> float:
+        """As many gradients in every task, where one batch stands for all old ones."""
+        return super().effort(task) if self.options.form == "table" else 1.0
 
     def old_batches(self) -> Iterable[tuple[Tensor, ...]]:
         """Draw a batch from every old task, or from one drawn old task."""

@@ -108,7 +108,7 @@ def test_ray_missing_says_what_to_install(tmp_path, monkeypatch):
 
 EVENTS = [
     Event("step", "run", task=0, tasks=2, step=5, loss=1.5, fraction=0.25),
-    Event("task", "run", task=0, tasks=2, step=10, loss=1.25, accuracy=0.75),
+    Event("task", "run", task=0, tasks=2, step=10, loss=1.25, accuracy=0.75, fraction=0.5),
     Event("finished", "run", message="ACC 0.7500"),
 ]
 
@@ -123,6 +123,16 @@ def test_plain_lines_when_not_a_terminal():
     lines = capture.get().splitlines()
     assert lines[0].startswith("run: task 1/2, step 10, loss 1.250, accuracy 0.7500, about")
     assert lines[1:] == ["run: finished ACC 0.7500"]
+
+
+def test_the_time_left_counts_from_where_a_run_went_on(monkeypatch):
+    console = Console(force_terminal=False, width=200)
+    display, now = PlainDisplay(console), iter([100.0, 130.0])
+    monkeypatch.setattr("gradproj.experiments.progress.time.monotonic", lambda: next(now))
+    with console.capture() as capture:
+        display(Event("step", "run", fraction=0.5))
+        display(Event("task", "run", fraction=0.8))
+    assert "about 20 s left" in capture.get()
 
 
 def test_live_bars_on_a_terminal():
