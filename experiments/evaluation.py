@@ -108,6 +108,8 @@ def summarise(
 def _predict(
     learner: Learner, task: Task, known: Task | None, device: torch.device | None, batch: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = task.test()
-    named = [learner.predict(part.to(device), known).to(y.device) for part in torch.split(x, batch)]
-    return y, torch.cat(named)
+    labels, named = [], []
+    for x, y in task.testing.batches(batch):
+        labels.append(y)
+        named.append(learner.predict(x.to(device), known).to(y.device))
+    return torch.cat(labels), torch.cat(named)

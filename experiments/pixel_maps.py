@@ -32,9 +32,8 @@ def move_pixels(images: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     >>> move_pixels(torch.tensor([[[[5, 6], [7, 8]]]]), torch.tensor([3, -1, 1, 0])).tolist()
     [[[[8, 0], [6, 5]]]]
     """
-    # NumPy's take is four times as fast as torch's indexing for bytes.
-    moved = np.take(images.flatten(2).numpy(), source.clamp(min=0).numpy(), axis=2)
-    black = (source < 0).numpy()
+    moved = images.flatten(0, 1).flatten(1).index_select(1, source.clamp(min=0))
+    black = source < 0
     if black.any():
-        moved[:, :, black] = 0
-    return torch.from_numpy(moved).reshape(images.shape)
+        moved[:, black] = 0
+    return moved.reshape(images.shape)

@@ -4,7 +4,7 @@ The images stay the data set's bytes, shared by all tasks. A task holds indices 
 pixel map), and makes floats when asked, so a stream costs next to nothing beside its data set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,12 +32,18 @@ class Part:
     scale: float
     pixels: torch.Tensor | None = None
 
-    def floats(self) -> Images:
-        """Make the images float32 in [0, 1]; the labels are those of the head."""
-        x = self.images if self.rows is None else self.images[self.rows]
+    def floats(self, rows: slice = slice(None)) -> Images:
+        """Make the images float32 in [0, 1], all or some; the labels are those of the head."""
+        x = self.images[rows] if self.rows is None else self.images[self.rows[rows]]
+        # Floats first: torch moves them four times as fast as bytes.
+        x = x.to(torch.float32).div_(self.scale)
         if self.pixels is not None:
             x = move_pixels(x, self.pixels)
-        return x.to(torch.float32).div_(self.scale), self.labels.clone()
+        return x, self.labels[rows].clone()
+
+    def batches(self, size: int) -> Iterator[Images]:
+        """Go through it in batches, which stay in the cache where the whole would not."""
+        return (self.floats(slice(i, i + size)) for i in range(0, len(self), size))
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -46,7 +46,7 @@ class Network(nn.Module):
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Feature vectors of a batch of images, shape (n, head.in_features)."""
         for name in self._trunk:
-            x = self.get_submodule(name)(x)
+            x = getattr(self, name)(x)
         return x.flatten(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
