@@ -193,7 +193,8 @@ class EpisodicMemory:
         else:
             slots, sources = PLACING[self.policy](offer)
         for place, source in zip(stored, offered, strict=True):
-            place[slots.to(place.device)] = source[sources.to(source.device)]
+            chosen = source.index_select(0, sources.to(source.device))
+            place.index_copy_(0, slots.to(place.device), chosen)
         self._size[task] = min(max(size, int(slots.max()) + 1 if len(slots) else 0), self.per_task)
 
     def _labels(self, both: Callable[[int], Tensor]) -> Tensor:
