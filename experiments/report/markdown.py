@@ -32,8 +32,11 @@ def render(report: Report, title: str, introduction: str = "") -> str:
     if introduction:
         lines += [introduction, ""]
     lines += [ABOUT, ""]
-    signs = "; ".join(f"{sign} {words}" for sign, words in STATUS.values())
-    lines += [f"Differences to the paper: {signs}.", ""]
+    signs = "; ".join(
+        f"{sign} {words}: {report.count(status)}" for status, (sign, words) in STATUS.items()
+    )
+    if any(report.count(status) for status in STATUS):
+        lines += [f"Differences to the paper, and how many there are of each: {signs}.", ""]
     for section in report.sections:
         lines += _section(section)
     if report.problems:
