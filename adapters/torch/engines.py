@@ -52,7 +52,9 @@ def vectorised(
         return {p: p.new_empty((0, *p.shape)) for p in model.parameters() if p.requires_grad}
     bound = _Bound(model, loss)
     trainable = {n: p for n, p in bound.named_parameters() if p.requires_grad}
-    gradient = grad(lambda parameters, *batch: functional_call(bound, parameters, batch))
+    # Buffers are handed over too, so that a module that sets one anew leaves the model as it was.
+    state = {name: b.detach() for name, b in bound.named_buffers()}
+    gradient = grad(lambda parameters, *batch: functional_call(bound, (parameters, state), batch))
     stacked = [torch.stack(tensors) for tensors in zip(*old, strict=True)]
     detached = {name: p.detach() for name, p in trainable.items()}
     found = vmap(gradient, in_dims=(None, *[0] * len(stacked)), randomness="different")(
@@ -86,6 +88,10 @@ def _obstacle(model: nn.Module) -> str | None:
 
 
 def _ragged(old: Batches) -> str | None:
+    for batch in old:
+        for value in batch:
+            if not isinstance(value, Tensor):
+                return f"an old batch holds a {type(value).__name__} beside its tensors"
     shapes = {tuple((t.shape, t.dtype) for t in batch) for batch in old}
     if len(shapes) > 1:
         return f"the old batches differ in shape or dtype ({len(shapes)} kinds)"
@@ -96,9 +102,11 @@ def _known_fast(model: nn.Module) -> bool:
     def fast(module: nn.Module) -> bool:
         if isinstance(module, nn.MultiheadAttention):
             return False
-        # A module with parameters of its own does something with them that we do not know.
+        # A module with parameters or buffers of its own does something with them that we do not
+        # know.
         own = next(module.parameters(recurse=False), None) is not None
         leaf = next(module.children(), None) is None
+        own = own or next(module.buffers(recurse=False), None) is not None
         known = isinstance(module, _FAST) or type(module).__module__ == _ACTIVATIONS
         idle = isinstance(module, _DropoutNd) and not (module.training and module.p > 0)
         return known or idle or not (own or leaf)

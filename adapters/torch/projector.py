@@ -43,11 +43,13 @@ class Projector:
     backend : {"auto", "numpy", "cupy", "torch"}
         Library that measures the inner products on the buffer's own memory. "auto" takes NumPy on
         the CPU and, on CUDA, CuPy if it is installed and torch otherwise.
-    engine : {"auto", "loop", "vmap"}
+    engine : {"loop", "vmap", "auto"}
         How :meth:`backward_batches` computes the old tasks' gradients: one backward after the
-        other, or all at once. "auto" takes vmap where it has been measured to be faster: networks
-        of linear layers, activations and layer norms, with ten or more old tasks whose batches have
-        one shape; and the loop otherwise.
+        other, or all at once by ``torch.func.vmap``, which calls the loss once for all old tasks.
+        The loss must then do nothing but return a value: what it stores or counts would be of no
+        use outside. "auto" takes vmap where it has been measured to be faster (networks of linear
+        layers, activations and layer norms, with ten or more old tasks whose batches have one
+        shape) and the loop otherwise.
     running_statistics : bool
         Whether memory passes move the running statistics of batch norm. They are normalised by
         their own batch's statistics either way.
@@ -95,7 +97,7 @@ class Projector:
         layers: Layers = "module",
         *,
         backend: str = "auto",
-        engine: str = "auto",
+        engine: str = "loop",
         running_statistics: bool = True,
         overflow: str = "raise",
         distributed: str | None = None,

@@ -47,8 +47,9 @@ class ProjectionLearner(Learner):
         super().__init__(setup)
         self.memory = self._build_memory()
         layers = getattr(self.options, "layers", "all")
+        # "auto": `observe` hands over a loss that stores nothing of the old tasks.
         self.projector = Projector(
-            self.model, self.projection(), layers=layer_groups(self.model, layers)
+            self.model, self.projection(), layers=layer_groups(self.model, layers), engine="auto"
         )
 
     def projection(self) -> gp.Method:

@@ -71,13 +71,13 @@ def test_vmap_leaves_frozen_parameters_and_buffers_alone():
     ],
 )
 def test_auto_takes_what_is_known_to_be_faster(build, expected):
-    assert Projector(build()).engine == expected
+    assert Projector(build(), engine="auto").engine == expected
 
 
 def test_auto_takes_the_loop_for_few_tasks_or_batches_of_different_sizes():
     model = mlp(4, 3)
     new, *old = batches(12, (4,))
-    projector = Projector(model)
+    projector = Projector(model, engine="auto")
     projector.backward_batches(loss, new, [*old[1:], tuple(t[:2] for t in old[0])])
     assert projector.engine == "loop"
     projector.backward_batches(loss, new, old[:3])
@@ -86,13 +86,61 @@ def test_auto_takes_the_loop_for_few_tasks_or_batches_of_different_sizes():
     assert projector.engine == "vmap"
 
 
+def test_a_loss_that_stores_what_it_sees_works_for_any_number_of_tasks():
+    model, seen = mlp(4, 3), []
+
+    def telling(model, x, y):
+        value = loss(model, x, y)
+        seen.append(value.detach())
+        return value
+
+    new, *old = batches(12, (4,))
+    Projector(model).backward_batches(telling, new, old)
+    assert len(seen) == 13
+    assert torch.stack(seen).isfinite().all()
+
+
+def test_batches_may_hold_more_than_tensors():
+    def headed(model, x, y, task):
+        return loss(model, x, y) * (task + 1)
+
+    new, *old = batches(12, (4,))
+    projector = Projector(mlp(4, 3), engine="auto")
+    projector.backward_batches(headed, (*new, 12), [(*batch, i) for i, batch in enumerate(old)])
+    assert projector.engine == "loop"
+    with pytest.raises(ValueError, match="an old batch holds a int beside its tensors"):
+        Projector(mlp(4, 3), engine="vmap").backward_batches(headed, (*new, 1), [(*old[0], 0)])
+
+
+class Centred(nn.Module):
+    """Subtracts a running mean, which it sets anew at each pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return self.linear(x - self.mean)
+
+
+def test_vmap_leaves_a_model_that_sets_its_buffers_usable():
+    model = Centred()
+    new, *old = batches(12, (4,))
+    assert Projector(model, engine="auto").engine == "loop"
+    Projector(model, engine="vmap").backward_batches(loss, new, old)
+    assert model(new[0]).isfinite().all()
+    assert model.mean.isfinite().all()
+
+
 def test_auto_falls_back_to_the_loop_when_torch_cannot_vectorise():
     def awkward(model, x, y):
         return loss(model, x, y) * (1.0 if x.sum().item() > 1e9 else 2.0)
 
     model = mlp(4, 3)
     new, *old = batches(12, (4,))
-    projector = Projector(model)
+    projector = Projector(model, engine="auto")
     projector.backward_batches(awkward, new, old)
     assert projector.engine == "loop"
     with pytest.raises(RuntimeError, match='engine="vmap": torch cannot vectorise this loss; use'):
