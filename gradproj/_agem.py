@@ -44,7 +44,7 @@ class AGEM(Method):
     def __post_init__(self) -> None:
         check_strength(self.strength)
 
-    def _solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
+    def solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
         layers, T = h.shape
         slope = h.sum(1) / max(T, 1)
         square = C.sum((1, 2)) / max(T, 1) ** 2

@@ -83,8 +83,9 @@ class Decomposed(Method):
             )
         if self.rank is None:
             return
-        is_share = isinstance(self.rank, float)
-        if isinstance(self.rank, bool) or not (0 < self.rank < 1 if is_share else self.rank >= 0):
+        is_share = isinstance(self.rank, float | np.floating)
+        is_count = isinstance(self.rank, int | np.integer) and not isinstance(self.rank, bool)
+        if not (is_share or is_count) or not (0 < self.rank < 1 if is_share else self.rank >= 0):
             raise ValueError(
                 f"rank={self.rank!r}: it should be None for all directions, an integer from 0 on, "
                 "or a float between 0 and 1 for a share of the variance"
@@ -95,7 +96,7 @@ class Decomposed(Method):
                 f"give relaxation={self.relaxation!r} a number of tasks"
             )
 
-    def _solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
+    def solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
         layers, T = h.shape
         if T == 0:
             none = np.zeros(layers)
@@ -147,7 +148,7 @@ class Decomposed(Method):
     def _kept(self, values: HostArray, tolerance: float) -> npt.NDArray[np.bool_]:
         """Which directions to project out, by their variances in falling order."""
         kept: npt.NDArray[np.bool_] = values > tolerance
-        if isinstance(self.rank, float):
+        if isinstance(self.rank, float | np.floating):
             variance = np.where(kept, values, 0.0)
             before = np.cumsum(variance, axis=1) - variance
             kept &= before < self.rank * variance.sum(1, keepdims=True)

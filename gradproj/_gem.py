@@ -50,7 +50,7 @@ class GEM(Method):
     def __post_init__(self) -> None:
         check_strength(self.strength)
 
-    def _solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
+    def solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
         layers, T = h.shape
         length = np.sqrt(np.diagonal(C, axis1=1, axis2=2))
         corrected: npt.NDArray[np.bool_] = np.any(h < 0, axis=1)

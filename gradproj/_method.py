@@ -20,6 +20,8 @@ TOLERANCE_32 = 1e-6
 class Solution:
     r"""What a method found, for one problem or for a batch of L layers.
 
+    All but the coefficients is for those who look at it, and 0 unless given.
+
     Attributes
     ----------
     coefficients : numpy.ndarray (T,) or (L, T)
@@ -41,9 +43,15 @@ class Solution:
     """
 
     coefficients: HostArray
-    rank: npt.NDArray[np.int64]
-    multiplier: HostArray
-    corrected: npt.NDArray[np.bool_]
+    rank: npt.NDArray[np.int64] = None  # type: ignore[assignment]  # zeros, below
+    multiplier: HostArray = None  # type: ignore[assignment]
+    corrected: npt.NDArray[np.bool_] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("rank", np.int64), ("multiplier", np.float64), ("corrected", bool)):
+            if getattr(self, name) is None:
+                nothing = np.zeros(self.coefficients.shape[:-1], dtype)
+                object.__setattr__(self, name, nothing)
 
     def __getitem__(self, layer: int) -> Solution:
         """Return one layer's part of a batch."""
@@ -60,7 +68,7 @@ class Method(ABC):
 
     .. math:: w = g + G^\top c, \qquad c = \mathrm{solve}(G G^\top, G g)
 
-    Subclass it and write `_solve_layers` to have a method of your own work in :func:`project`,
+    Subclass it and write :meth:`solve_layers`, and a method of your own works in :func:`project`,
     :func:`project_layers` and the adapters.
 
     Examples
@@ -68,11 +76,8 @@ class Method(ABC):
     >>> import numpy as np
     >>> import gradproj as gp
     >>> class Replay(gp.Method):
-    ...     def _solve_layers(self, C, h, tolerance):
-    ...         layers = len(h)
-    ...         return gp.Solution(
-    ...             np.ones_like(h), np.zeros(layers, int), np.zeros(layers), np.zeros(layers, bool)
-    ...         )
+    ...     def solve_layers(self, C, h, tolerance):
+    ...         return gp.Solution(np.ones_like(h))
     >>> gp.project(np.asarray([1.0, 0.0]), np.asarray([[0.0, 3.0]]), Replay())
     array([1., 3.])
     """
@@ -104,8 +109,8 @@ class Method(ABC):
         if not (np.isfinite(C).all() and np.isfinite(h).all()):
             raise ValueError("C or h holds NaN or infinity: check the gradients they come from")
         if h.ndim == 1:
-            return self._solve_layers(C[None], h[None], tolerance)[0]
-        return self._solve_layers(C, h, tolerance)
+            return self.solve_layers(C[None], h[None], tolerance)[0]
+        return self.solve_layers(C, h, tolerance)
 
     def coefficients(
         self, C: HostArray, h: HostArray, *, tolerance: float = TOLERANCE_64
@@ -114,8 +119,23 @@ class Method(ABC):
         return self.solve(C, h, tolerance=tolerance).coefficients
 
     @abstractmethod
-    def _solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
-        """Solve a batch: C (L, T, T), h (L, T)."""
+    def solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
+        """Solve a batch of layers: what a method is.
+
+        Parameters
+        ----------
+        C : numpy.ndarray (L, T, T)
+            Inner products of the old gradients, finite; T may be 0.
+        h : numpy.ndarray (L, T)
+            Inner products of the old gradients with the new one.
+        tolerance : float
+            Relative accuracy of `C`, as in :meth:`solve`.
+
+        Returns
+        -------
+        Solution
+            With coefficients (L, T).
+        """
 
     def _reduce(self, T: int) -> tuple[HostArray, Method] | None:
         """Return weights (1, T) and the method for the one gradient `weights @ G`, if that will do.
@@ -129,5 +149,6 @@ class Method(ABC):
 
 def check_strength(strength: float) -> None:
     """Raise unless `strength` is a finite number from 0 on."""
-    if not (np.isfinite(strength) and strength >= 0):
+    is_number = isinstance(strength, int | float | np.number) and not isinstance(strength, bool)
+    if not (is_number and np.isfinite(strength) and strength >= 0):
         raise ValueError(f"strength={strength!r}: it should be a finite number from 0 on")

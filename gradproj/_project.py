@@ -190,7 +190,7 @@ def _project(
             if not bool(layer.xp.all(layer.xp.isfinite(layer.g))):
                 raise ValueError(f"g{label} holds NaN or infinity: skip this step")
         copies = [layer.leave(layer.xp.asarray(layer.g, copy=True)) for layer in layers]
-        return copies, method._solve_layers(np.zeros((len(g), 0, 0)), np.zeros((len(g), 0)), 0.0)
+        return copies, method.solve_layers(np.zeros((len(g), 0, 0)), np.zeros((len(g), 0)), 0.0)
 
     xp = layers[0].xp
     new, old = [layer.g for layer in layers], [layer.G for layer in layers]
@@ -202,7 +202,7 @@ def _project(
         weights, inner, rows = None, method, old
         C, h, widened = measure_layers(xp, new, rows, precise, labels)
     exact = precise or new[0].dtype == xp.float64
-    solution = inner._solve_layers(C, h, TOLERANCE_64 if exact else TOLERANCE_32)
+    solution = inner.solve_layers(C, h, TOLERANCE_64 if exact else TOLERANCE_32)
     updates = [
         layer.leave(combine_layer(xp, layer.g, G_l, c, wide))
         for layer, G_l, c, wide in zip(layers, rows, solution.coefficients, widened, strict=True)

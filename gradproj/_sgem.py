@@ -54,12 +54,12 @@ class SGEM(Method):
         check_strength(self.strength)
         object.__setattr__(self, "generator", np.random.default_rng(self.seed))
 
-    def _solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
+    def solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
         layers, T = h.shape
         if T == 0:
-            return AGEM(self.strength)._solve_layers(C, h, tolerance)
+            return AGEM(self.strength).solve_layers(C, h, tolerance)
         k = int(self.generator.integers(T))
-        one = AGEM(self.strength)._solve_layers(C[:, k : k + 1, k : k + 1], h[:, k : k + 1], 0.0)
+        one = AGEM(self.strength).solve_layers(C[:, k : k + 1, k : k + 1], h[:, k : k + 1], 0.0)
         coefficients = np.zeros((layers, T))
         coefficients[:, k] = one.coefficients[:, 0]
         return replace(one, coefficients=coefficients)

@@ -91,6 +91,8 @@ def test_layers_that_do_not_go_together():
         (lambda: gp.Decomposed(rank=-1), "rank=-1: it should be None"),
         (lambda: gp.Decomposed(rank=1.5), r"rank=1\.5: .* a float between 0 and 1"),
         (lambda: gp.Decomposed(rank=True), "rank=True: it should be None"),
+        (lambda: gp.Decomposed(rank="5"), "rank='5': it should be None"),
+        (lambda: gp.Decomposed(strength=None), "strength=None: it should be a finite number"),
         (lambda: gp.Decomposed(relaxation="pcs"), "relaxation='pcs': it should be 'pca', 'first'"),
         (lambda: gp.Decomposed(rank=0.5, relaxation="last"), r"rank=0\.5 is a share of the var"),
         (lambda: gp.Decomposed(strength=-1), "strength=-1: it should be a finite number from 0"),
