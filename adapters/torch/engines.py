@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-Batches = Sequence[Sequence[Tensor]]
+Batches = Sequence[Sequence[Any]]
 
 # Modules for which one vectorised pass is known to be faster than a loop on the CPU. Convolutions
 # are not among them: vmap turns them into grouped ones, which are slower than the loop.

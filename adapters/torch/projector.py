@@ -157,8 +157,8 @@ class Projector:
     def backward_batches(
         self,
         loss: Callable[..., Tensor],
-        new: Sequence[Tensor],
-        old: Sequence[Sequence[Tensor]] = (),
+        new: Sequence[Any],
+        old: Sequence[Sequence[Any]] = (),
     ) -> None:
         """Do the same from batches, which lets the engine compute the old tasks' gradients.
 
@@ -166,9 +166,9 @@ class Projector:
         ----------
         loss : callable
             ``loss(model, *batch)`` returns a scalar tensor.
-        new : sequence of tensors
-            The new task's batch.
-        old : sequence of batches
+        new : sequence
+            The new task's batch: tensors, and with the loop whatever else the loss takes.
+        old : sequence of sequences
             One batch an old task.
 
         Examples
