@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gradproj.experiments.config import parse_overrides
 from gradproj.experiments.inspect import short_run
-from gradproj.experiments.methods._projection import layer_groups
+from gradproj.experiments.projection import layer_groups
 from gradproj.experiments.subjects import from_benchmark, from_factory
 
 __all__ = ["configure", "execute"]

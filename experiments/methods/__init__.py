@@ -10,6 +10,7 @@ from functools import cache
 from types import MappingProxyType, ModuleType
 
 from gradproj.experiments.learner import Learner
+from gradproj.experiments.loading import is_own, load_object
 from gradproj.experiments.schema import ConfigError, nearest
 
 __all__ = ["available", "find"]
@@ -36,10 +37,22 @@ def available() -> Mapping[str, type[Learner]]:
 
 
 def find(name: str) -> type[Learner]:
-    """Return the method called `name`."""
+    """Return the method called `name`, or a person's own, named as `module:class`."""
+    if is_own(name):
+        return _own(name)
     if name not in available():
         raise ConfigError(nearest(name, available(), "method"))
     return available()[name]
+
+
+def _own(path: str) -> type[Learner]:
+    try:
+        found = load_object(path, "method")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not (inspect.isclass(found) and issubclass(found, Learner)):
+        raise ConfigError(f"method {path!r} is no subclass of gradproj.experiments.learner.Learner")
+    return found
 
 
 def _learners(module: ModuleType) -> list[type[Learner]]:

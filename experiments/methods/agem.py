@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gradproj as gp
-from gradproj.experiments.methods._projection import ProjectionLearner
+from gradproj.experiments.projection import ProjectionLearner
 from gradproj.experiments.schema import ranged
 from gradproj.experiments.streams import Task
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import gradproj as gp
-from gradproj.experiments.methods._projection import ProjectionLearner
+from gradproj.experiments.projection import ProjectionLearner
 from gradproj.experiments.schema import ranged
 
 __all__ = ["Ours"]

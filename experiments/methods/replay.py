@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import gradproj as gp
-from gradproj.experiments.methods._projection import ProjectionLearner
+from gradproj.experiments.projection import ProjectionLearner
 from gradproj.experiments.schema import ranged
 
 __all__ = ["Replay"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gradproj as gp
 from gradproj.experiments import rng
-from gradproj.experiments.methods._projection import ProjectionLearner
+from gradproj.experiments.projection import ProjectionLearner
 from gradproj.experiments.schema import ranged
 from gradproj.experiments.streams import Task
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gradproj.experiments.loading import is_own, load_object
 from gradproj.experiments.networks.imagenet import imagenet_resnet18
 from gradproj.experiments.networks.layout import lay_out
 from gradproj.experiments.networks.mlp import mlp
@@ -16,7 +17,7 @@ from gradproj.experiments.networks.resnet import resnet
 from gradproj.experiments.networks.wide_resnet import wide_resnet
 from gradproj.experiments.schema import nearest
 
-__all__ = ["NETWORKS", "CosineHead", "Network", "build", "check_options", "seeded"]
+__all__ = ["NETWORKS", "CosineHead", "Network", "build", "check_options", "find", "seeded"]
 
 NETWORKS: dict[str, Callable[..., Network]] = {
     "mlp": mlp,
@@ -41,7 +42,8 @@ def build(
     Parameters
     ----------
     name : str
-        A key of `NETWORKS`.
+        A key of `NETWORKS`, or a person's own function of the same first arguments, named as
+        `module:function`.
     outputs : int
         Outputs of the head.
     input_shape : tuple of int
@@ -69,11 +71,21 @@ def build(
         raise ValueError(f"outputs={outputs} must be at least 1")
     normalise = options.pop("normalise", None)
     with seeded(seed):
-        network = NETWORKS[name](outputs, input_shape, **options)
+        network = find(name)(outputs, input_shape, **options)
     if normalise is not None:
         network.prepend("normalise", Normalise(normalise, input_shape[0]))
     lay_out(network)
     return network
+
+
+def find(name: str) -> Callable[..., Network]:
+    """Return what builds the network called `name`."""
+    if is_own(name):
+        own: Callable[..., Network] = load_object(name, "network")
+        return own
+    if name not in NETWORKS:
+        raise ValueError(nearest(name, NETWORKS, "network"))
+    return NETWORKS[name]
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
@@ -85,9 +97,7 @@ def check_options(name: str, options: Iterable[str]) -> None:
     Traceback (most recent call last):
     ValueError: option of mlp 'hiden' is not known; did you mean 'hidden'?
     """
-    if name not in NETWORKS:
-        raise ValueError(nearest(name, NETWORKS, "network"))
-    known = [*list(inspect.signature(NETWORKS[name]).parameters)[2:], "normalise"]
+    known = [*list(inspect.signature(find(name)).parameters)[2:], "normalise"]
     for option in options:
         if option not in known:
             raise ValueError(nearest(option, known, f"option of {name}"))

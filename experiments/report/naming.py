@@ -11,6 +11,7 @@ from typing import Any
 
 from gradproj.experiments import presets
 from gradproj.experiments.config import resolve
+from gradproj.experiments.loading import is_own
 from gradproj.experiments.report import paper
 from gradproj.experiments.schema import ConfigError, to_plain
 
@@ -140,6 +141,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the keys that a configuration written by an older version does not have."""
+    if any(is_own(str(config.get(key, ""))) for key in ("method", "network")):
+        return config  # Whoever wrote the file named that code: a report must not run it.
     try:
         plain: dict[str, Any] = to_plain(resolve(config))
     except ConfigError:
@@ -160,6 +163,8 @@ def _by_fingerprint(benchmark: str) -> Mapping[str, tuple[str, ...]]:
 def _base(preset: str, benchmark: str, method: str) -> dict[str, Any]:
     if preset:
         return flatten(to_plain(presets.find(preset)))
+    if is_own(method):
+        return {}
     try:
         return flatten(to_plain(resolve({"benchmark": benchmark, "method": method})))
     except ConfigError:

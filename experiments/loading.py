@@ -1,0 +1,45 @@
+"""Objects of a person's own code, named on the command line as `module:object`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["is_own", "load_object"]
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of somebody's own object and not one of ours.
+
+    Examples
+    --------
+    >>> is_own("mine:Method"), is_own("gem")
+    (True, False)
+    """
+    return ":" in name
+
+
+def load_object(path: str, argument: str) -> Any:
+    """Import `module:object`; modules in the current folder are found too.
+
+    It runs that module's code, so it is for names that a person typed, not for names read from
+    files that anybody may have written.
+
+    Examples
+    --------
+    >>> load_object("math:pi", "--constant")
+    3.141592653589793
+    """
+    module, _, name = path.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{argument} {path!r} cannot be loaded: {error}; write module:object, with the "
+            "module installed or in this folder"
+        ) from error
+    finally:
+        sys.path.pop(0)

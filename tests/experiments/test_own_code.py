@@ -1,0 +1,99 @@
+"""Methods and networks of people's own code, named as `module:object`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradproj as gp
+from gradproj.experiments import cli, loading, methods, networks
+from gradproj.experiments.report.collect import collect
+from gradproj.experiments.report.content import build
+from gradproj.experiments.schema import ConfigError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_method.py"
+QUICK = ["stream.samples=20", "stream.tasks=3", "memory.batch=5"]
+
+NETWORK = """
+from torch import nn
+
+def shallow(outputs, input_shape, width=4):
+    pixels = input_shape[0] * input_shape[1] * input_shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, width), nn.ReLU(), nn.Linear(width, outputs))
+"""  # noqa: E501
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with the example and a network, from which the command is called."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(EXAMPLE, folder)
+    (folder / "own_network.py").write_text(NETWORK)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_method_and_a_network_of_ones_own_run_in_several_processes(own):
+    arguments = ["--benchmark", "permuted-digits", "--method", "own_method:PCGrad"]
+    arguments += ["--seeds", "0", "1", "--jobs", "2", "--set", *QUICK]
+    arguments += ["network=own_network:shallow", "network_options.width=3"]
+    assert cli.main(["run", *arguments]) == 0
+    results = sorted((own / "runs").rglob("result.json"))
+    assert len(results) == 2
+    assert {json.loads(path.read_text())["method"] for path in results} == {"own_method:PCGrad"}
+
+
+def test_a_report_runs_nobodys_code(own, monkeypatch):
+    arguments = ["--benchmark", "permuted-digits", "--method", "own_method:PCGrad"]
+    assert cli.main(["run", *arguments, "--set", *QUICK]) == 0
+
+    def refuse(*_):
+        raise AssertionError("a report has loaded code that a run named")
+
+    monkeypatch.setattr(methods, "load_object", refuse)
+    monkeypatch.setattr(networks, "load_object", refuse)
+    (section,) = build(collect([own / "runs"]), {}).sections
+    (line,) = section.tables[0].lines
+    assert "own_method:PCGrad" in line.cells[0]
+    assert "--method own_method:PCGrad" in line.cells[-1]
+
+
+def test_the_example_never_points_against_the_task_it_looked_at_last():
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("own_method", EXAMPLE)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rng = np.random.default_rng(0)
+    G = rng.standard_normal((4, 30))
+    g = -G.sum(0)
+    w = gp.project(g, G, module.Surgery())
+    assert G[-1] @ w >= -1e-12
+    assert np.linalg.norm(w) < np.linalg.norm(g)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:PCGrad", "method 'nowhere:PCGrad' cannot be loaded: No module named 'nowhere'"),
+        ("own_method:Other", "cannot be loaded: module 'own_method' has no attribute 'Other'"),
+        ("own_method:Surgery", "'own_method:Surgery' is no subclass of gradproj.experiments.lear"),
+        (":x", "method ':x' cannot be loaded"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        methods.find(name)
+
+
+def test_the_path_is_left_as_it_was(own):
+    import sys
+
+    before = list(sys.path)
+    loading.load_object("own_network:shallow", "network")
+    assert sys.path == before
+    assert str(own) not in sys.path
