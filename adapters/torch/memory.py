@@ -12,6 +12,8 @@ from gradproj.adapters.torch.policies import PLACING, Offer, herding
 
 Task = int | str
 
+LABELLED = ("balanced", "herding")  # policies that read the labels
+
 
 class EpisodicMemory:
     """Samples of each task, up to a number, and seeded batches of them.
@@ -28,7 +30,7 @@ class EpisodicMemory:
     seed : int
         Seeds the one generator of all choices and batches.
     device : device, optional
-        Where the samples are kept; where they come from unless given.
+        Where the samples are kept; where a task's first ones come from unless given.
     features : callable, optional
         For herding: from the first tensor of the samples to their features (n, F). The numbers of
         the samples themselves unless given.
@@ -82,40 +84,46 @@ class EpisodicMemory:
             The task they belong to.
         *tensors : Tensor
             What a sample consists of (inputs, labels, …), each with the samples along its first
-            axis; any shapes and dtypes, the same at each call.
+            axis; any shapes and dtypes, the same at each call. Without samples it does nothing.
         """
-        counts = {len(t) for t in tensors if t.ndim}
-        if len(counts) != 1 or not all(t.ndim for t in tensors):
-            shapes = [tuple(t.shape) for t in tensors]
-            raise ValueError(
-                f"tensors have shapes {shapes}; pass one or more, with the samples along axis 0"
-            )
-        offered = tuple(t.detach().to(self.device or t.device) for t in tensors)
+        self._check(task, tensors)
+        count = len(tensors[0])
+        if count == 0:
+            return
         stored = self._samples.get(task)
         if stored is None:
-            stored = tuple(t.new_empty((self.per_task, *t.shape[1:])) for t in offered)
-            self._samples[task] = stored
-            self._size[task] = self._seen[task] = 0
-        kinds = [[(t.shape[1:], t.dtype) for t in group] for group in (stored, offered)]
-        if kinds[0] != kinds[1]:
-            raise ValueError(
-                f"tensors of task {task!r} have changed from {kinds[0]} to {kinds[1]}; offer the "
-                "same shapes and dtypes at each call"
+            stored = tuple(
+                t.new_empty((self.per_task, *t.shape[1:]), device=self.device) for t in tensors
             )
-        self._place(task, stored, offered)
-        self._seen[task] += counts.pop()
+        offered = tuple(
+            t.detach().to(place.device) for t, place in zip(tensors, stored, strict=True)
+        )
+        size, seen = self._size.get(task, 0), self._seen.get(task, 0)
+        # Noted after the placing: a task whose first samples cannot be placed stays unknown.
+        self._size[task] = self._place(stored, offered, size, seen)
+        self._seen[task] = seen + count
+        self._samples[task] = stored
 
     def sample(self, task: Task, n: int) -> tuple[Tensor, ...]:
-        """Draw n samples of a task without replacement; all of them if there are no more."""
+        """Draw n samples of a task without replacement; all of them if there are no more.
+
+        They are copies: what is done to them in place does not reach the memory.
+        """
+        if n < 1:
+            raise ValueError(f"n={n}; draw at least one sample")
         size = self._size.get(task, 0)
         if n >= size:
-            return self.all(task)
+            return tuple(t.clone() for t in self.all(task))
         chosen = torch.randperm(size, generator=self.generator)[:n]
         # Four times as fast as indexing, which counts where every step draws from every old task.
         return tuple(t.index_select(0, chosen.to(t.device)) for t in self._samples[task])
 
     def all(self, task: Task | None = None) -> tuple[Tensor, ...]:
-        """Return all samples of a task, or of all tasks one after the other."""
+        """Return all samples of a task, or of all tasks one after the other.
+
+        Those of one task are views of the memory, to be read and not written to; those of all tasks
+        are copies.
+        """
         if task is None:
             parts = [self.all(each) for each in self.tasks]
             return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
@@ -171,8 +179,37 @@ class EpisodicMemory:
         self._seen = dict(state["seen"])
         self.generator.set_state(state["generator"])
 
-    def _place(self, task: Task, stored: tuple[Tensor, ...], offered: tuple[Tensor, ...]) -> None:
-        size = self._size[task]
+    def _check(self, task: Task, tensors: tuple[Tensor, ...]) -> None:
+        """Raise for samples that the memory cannot take."""
+        for position, t in enumerate(tensors):
+            if not isinstance(t, Tensor):
+                raise TypeError(
+                    f"tensors[{position}] is a {type(t).__name__}; pass tensors, for example "
+                    "torch.as_tensor(…)"
+                )
+        if not all(t.ndim for t in tensors) or len({len(t) for t in tensors}) != 1:
+            shapes = [tuple(t.shape) for t in tensors]
+            raise ValueError(
+                f"tensors have shapes {shapes}; pass one or more, with the samples along axis 0"
+            )
+        stored = self._samples.get(task, tensors)
+        kinds = [[(t.shape[1:], t.dtype) for t in group] for group in (stored, tensors)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"tensors of task {task!r} have changed from {kinds[0]} to {kinds[1]}; offer the "
+                "same shapes and dtypes at each call"
+            )
+        labels = tensors[-1]
+        if self.policy in LABELLED and (labels.ndim != 1 or labels.is_floating_point()):
+            raise ValueError(
+                f"tensors[-1] has shape {tuple(labels.shape)} and dtype {labels.dtype}; "
+                f"policy={self.policy!r} needs one integer label a sample there"
+            )
+
+    def _place(
+        self, stored: tuple[Tensor, ...], offered: tuple[Tensor, ...], size: int, seen: int
+    ) -> int:
+        """Write what is kept of the offered samples; return how many places are then in use."""
 
         def both(position: int) -> Tensor:
             return torch.cat([stored[position][:size], offered[position]])
@@ -180,9 +217,9 @@ class EpisodicMemory:
         offer = Offer(
             count=len(offered[0]),
             size=size,
-            seen=self._seen[task],
+            seen=seen,
             capacity=self.per_task,
-            labels=self._labels(both),
+            labels=both(-1).cpu() if self.policy in LABELLED else torch.empty(0),
             features=lambda: self._features(both(0)),
             generator=self.generator,
         )
@@ -195,18 +232,7 @@ class EpisodicMemory:
         for place, source in zip(stored, offered, strict=True):
             chosen = source.index_select(0, sources.to(source.device))
             place.index_copy_(0, slots.to(place.device), chosen)
-        self._size[task] = min(max(size, int(slots.max()) + 1 if len(slots) else 0), self.per_task)
-
-    def _labels(self, both: Callable[[int], Tensor]) -> Tensor:
-        if self.policy not in ("balanced", "herding"):
-            return torch.empty(0)
-        labels = both(-1).cpu()
-        if labels.ndim != 1 or labels.is_floating_point():
-            raise ValueError(
-                f"tensors[-1] has shape {tuple(labels.shape)} and dtype {labels.dtype}; "
-                f"policy={self.policy!r} needs one integer label a sample there"
-            )
-        return labels
+        return max(size, int(slots.max()) + 1 if len(slots) else 0)
 
     def _features(self, inputs: Tensor) -> Tensor:
         if self.features is None:

@@ -166,6 +166,71 @@ def test_what_is_stored_does_not_alias_what_was_offered():
     assert memory.all(0)[0].sum() == 0
 
 
+@pytest.mark.parametrize("n", [3, 4, 9])
+def test_what_is_drawn_does_not_alias_what_is_stored(n):
+    memory = EpisodicMemory(4)
+    fill(memory, 4)
+    kept = memory.all(0)[0].clone()
+    memory.sample(0, n)[0].add_(100)  # as augmentation in place does
+    assert torch.equal(memory.all(0)[0], kept)
+
+
+def test_drawing_all_keeps_their_order_and_draws_no_number():
+    memory = EpisodicMemory(4)
+    fill(memory, 9)
+    before = memory.generator.get_state()
+    for drawn, stored in zip(memory.sample(0, 4), memory.all(0), strict=True):
+        assert torch.equal(drawn, stored)
+    assert torch.equal(memory.generator.get_state(), before)
+
+
+def failing(_):
+    raise RuntimeError("no features")
+
+
+@pytest.mark.parametrize(
+    ("policy", "tensors", "error"),
+    [
+        ("last", (torch.zeros(2, 3), [0, 1]), TypeError),
+        ("last", (torch.zeros(2, 3), torch.zeros(3)), ValueError),
+        ("last", (torch.zeros(2, 3), torch.tensor(1)), ValueError),
+        ("balanced", (torch.zeros(2, 3), torch.zeros(2, 3)), ValueError),
+        ("herding", (torch.zeros(2, 3), torch.zeros(2)), ValueError),
+        ("herding", (torch.zeros(2, 3), torch.zeros(2).long()), RuntimeError),  # in `features`
+    ],
+)
+def test_a_memory_that_refuses_samples_is_as_it_was(policy, tensors, error):
+    memory = EpisodicMemory(4, policy, features=failing)
+    with pytest.raises(error):
+        memory.add(0, *tensors)
+    assert (memory.tasks, len(memory)) == ((), 0)
+    memory.features = None
+    memory.add(0, torch.ones(5, 7), torch.arange(5))  # its kinds, not those that were refused
+    x, y = memory.all(0)
+    assert (x.shape, y.dtype) == ((4, 7), torch.long)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_samples_change_nothing(policy):
+    memory = EpisodicMemory(4, policy)
+    nothing = torch.zeros(0, 1), torch.zeros(0, dtype=torch.long)
+    memory.add(0, *nothing)
+    assert memory.tasks == ()
+    fill(memory, 6)
+    kept, before = memory.all(0)[0].clone(), memory.generator.get_state()
+    memory.add(0, *nothing)
+    assert torch.equal(memory.all(0)[0], kept)
+    assert torch.equal(memory.generator.get_state(), before)
+
+
+def test_later_samples_go_where_the_first_ones_are():
+    memory = EpisodicMemory(4)
+    memory.add(0, torch.zeros(2, device="meta"))
+    memory.add(0, torch.zeros(2))
+    assert memory.all(0)[0].device.type == "meta"
+    assert len(memory) == 4
+
+
 def test_errors_say_what_is_wrong():
     with pytest.raises(ValueError, match="per_task=0; keep at least one sample a task"):
         EpisodicMemory(0)
@@ -178,7 +243,13 @@ def test_errors_say_what_is_wrong():
         memory.add(0, torch.zeros(2), torch.zeros(3))
     with pytest.raises(ValueError, match="with the samples along axis 0"):
         memory.add(0)
+    with pytest.raises(
+        TypeError, match=r"tensors\[1\] is a list; pass tensors, for example"
+    ):
+        memory.add(0, torch.zeros(2), [0, 1])
     memory.add(0, torch.zeros(2))
+    with pytest.raises(ValueError, match="n=0; draw at least one sample"):
+        memory.sample(0, 0)
     with pytest.raises(ValueError, match="tensors of task 0 have changed from"):
         memory.add(0, torch.zeros(2, 2))
     with pytest.raises(KeyError, match="task 5 is not in the memory; it has"):
