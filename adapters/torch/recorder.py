@@ -132,8 +132,10 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the network inside ``DistributedDataParallel``, whose names people know."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        inner: nn.Module = model.module
-        return inner
+    """Return the network inside torch's wrappers, whose names people know."""
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        return unwrapped(model.module)
+    # What torch.compile returns, known by its name: importing the type takes two seconds.
+    if type(model).__name__ == "OptimizedModule":
+        return unwrapped(model.get_submodule("_orig_mod"))
     return model

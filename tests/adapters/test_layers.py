@@ -1,4 +1,5 @@
 import pytest
+import torch
 from torch import nn
 
 from gradproj.adapters.torch import Projector, group_parameters
@@ -34,6 +35,37 @@ def test_every_parameter_is_in_the_layer_that_was_asked_for(layers, expected):
     found = Projector(network(), layers=layers).layers
     assert found == {name: tuple(members) for name, members in expected.items()}
     assert list(found) == list(expected)
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [compiled, nn.DataParallel, lambda m: compiled(nn.DataParallel(m))],
+    ids=["compiled", "parallel", "both"],
+)
+@pytest.mark.parametrize("layers", ["child", "module", [NAMES[3:], NAMES[:3]]], ids=str)
+def test_names_are_those_of_the_network_inside_a_wrapper(wrap, layers):
+    model = network()
+    plain, wrapped = Projector(model, layers=layers), Projector(wrap(model), layers=layers)
+    assert wrapped.layers == plain.layers
+    assert wrapped.state_dict() == plain.state_dict()
+
+
+@pytest.mark.parametrize("wrap", [compiled, nn.DataParallel])
+def test_a_wrapped_network_gets_the_same_gradients(wrap):
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    x = torch.randn(3, 6, 4)
+    answers = []
+    for each in (model, wrap(model)):
+        projector = Projector(each, layers="child")
+        projector.backward_batches(
+            lambda model, x: model(x).square().sum(), (x[0],), [(b,) for b in x[1:]]
+        )
+        answers.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*answers)
 
 
 def test_a_parameter_of_the_model_itself_is_a_layer_of_its_own():
