@@ -19,19 +19,31 @@ class Recorder:
     """
 
     layers: dict[str, tuple[str, ...]]
-    gradients: Gradients
 
     def __init__(self, model: nn.Module, grouping: Layers, backend: str) -> None:
         self.model = model
         self.copied = 0
         self._grouping = grouping
         self._backend = backend
+        self._gradients: Gradients | None = None
         self._signature: list[tuple[Any, ...]] | None = None
         # Row to which parameters have a gradient there; unknown of rows written at once.
         self._stored: dict[int, list[bool]] = {}
         self._aimed: tuple[int, list[list[int]]] | None = None
         self._written = False
         self.sync()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The buffer belongs to this model's parameters. A copy has a model of its own, which may
+        # not be complete yet while they are copied: it lays its buffer out when it needs it.
+        return {**self.__dict__, "_gradients": None, "_signature": None, "_aimed": None}
+
+    @property
+    def gradients(self) -> Gradients:
+        """The buffer."""
+        if self._gradients is None:
+            self._gradients = self._laid_out()
+        return self._gradients
 
     def begin(self) -> None:
         """Start a step with nothing recorded."""
@@ -103,18 +115,22 @@ class Recorder:
         if self._stored:
             self.forget()
             raise RuntimeError(
-                "the model's parameters changed after store(); store the old tasks' gradients again"
+                "the model's parameters changed after store(), or the projector was copied; store "
+                "the old tasks' gradients again"
             )
         if not parameters:
             raise ValueError("model has no parameter that requires a gradient")
         engines.refuse_sparse(model)
         self.layers = group_parameters(model, self._grouping)
-        named = dict(model.named_parameters())
-        self.gradients = Gradients(
-            [[named[name] for name in members] for members in self.layers.values()], self._backend
-        )
+        self._gradients = self._laid_out()
         self._signature = signature
         self._aimed = None
+
+    def _laid_out(self) -> Gradients:
+        named = dict(unwrapped(self.model).named_parameters())
+        return Gradients(
+            [[named[name] for name in members] for members in self.layers.values()], self._backend
+        )
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

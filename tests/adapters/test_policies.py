@@ -94,7 +94,7 @@ def test_parameters_that_change_after_store_are_an_error():
     model(torch.randn(3, 4)).sum().backward()
     projector.store(0)
     model[0].bias.requires_grad_(False)
-    with pytest.raises(RuntimeError, match=r"parameters changed after store\(\); store the old"):
+    with pytest.raises(RuntimeError, match=r"parameters changed after store\(\), or the projec"):
         projector.project()
 
 

@@ -1,4 +1,8 @@
-"""Training that was interrupted equals training that was not, bit for bit."""
+"""Training that was interrupted, or copied, equals training that was not, bit for bit."""
+
+import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -58,3 +62,71 @@ def test_a_state_of_something_else_is_refused():
         projector.load_state_dict(Projector(mlp(2, 2), gp.SGEM()).state_dict())
     with pytest.raises(ValueError, match=r"state has layers .* build the model and the projector"):
         projector.load_state_dict(Projector(mlp(2, 2, 2), gp.GEM()).state_dict())
+
+
+def saved_and_loaded(projector):
+    file = io.BytesIO()
+    torch.save(projector, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def step(projector, tasks=3):
+    """Make one projected step and return its gradients."""
+    x = torch.randn(tasks + 1, 5, 6, generator=torch.Generator().manual_seed(tasks))
+    model = projector.model
+    projector.backward(model(x[0]).square().sum(), (model(b).square().sum() for b in x[1:]))
+    return [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda projector: pickle.loads(pickle.dumps(projector)), saved_and_loaded],
+    ids=["deepcopy", "pickle", "torch.save"],
+)
+@pytest.mark.parametrize("method", [gp.SGEM(), gp.Decomposed(rank=2, strength=0.1)], ids=repr)
+def test_a_copy_goes_on_as_the_original_does(method, copied, steps):
+    original = Projector(mlp(6, 8, 3), method, layers="child")
+    for _ in range(steps):
+        step(original)
+    other = copied(original)
+    assert other.model is not original.model
+    assert (other.layers, other.backend) == (original.layers, original.backend)
+    for tasks in (3, 5):
+        for a, b in zip(step(original, tasks), step(other, tasks), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_copy_has_a_buffer_of_its_own():
+    original = Projector(mlp(6, 8, 3))
+    step(original)
+    other = copy.deepcopy(original)
+    expected = [p.grad.clone() for p in original.model.parameters()]
+    step(other, tasks=2)
+    for p, before in zip(original.model.parameters(), expected, strict=True):
+        assert torch.equal(p.grad, before)
+    buffers = [each._recorder.gradients.blocks[0].rows for each in (original, other)]
+    assert buffers[0].untyped_storage().data_ptr() != buffers[1].untyped_storage().data_ptr()
+    for p in other.model.parameters():
+        assert p.grad.untyped_storage().data_ptr() == buffers[1].untyped_storage().data_ptr()
+
+
+def test_a_model_that_holds_its_projector_can_be_copied():
+    model = mlp(6, 8, 3)
+    model.projector = Projector(model)
+    step(model.projector)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.projector.model is other
+        for a, b in zip(step(model.projector), step(other.projector), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_copy_does_not_pretend_to_have_what_was_stored():
+    projector = Projector(mlp(6, 3))
+    projector.model(torch.ones(1, 6)).sum().backward()
+    projector.store(0)
+    other = copy.deepcopy(projector)
+    other.model(torch.ones(1, 6)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"or the projector was copied; store the old tasks'"):
+        other.project()
