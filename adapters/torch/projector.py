@@ -103,6 +103,7 @@ class Projector:
         distributed: str | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
+        checks.model(model)
         checks.method(method)
         checks.choices(backend=backend, engine=engine, overflow=overflow, distributed=distributed)
         self.model = model

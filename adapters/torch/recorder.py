@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradproj.adapters.torch import engines
+from gradproj.adapters.torch import checks, engines
 from gradproj.adapters.torch.gradients import Gradients
 from gradproj.adapters.torch.layers import Layers, group_parameters
 
@@ -121,6 +121,7 @@ class Recorder:
         if not parameters:
             raise ValueError("model has no parameter that requires a gradient")
         engines.refuse_sparse(model)
+        checks.real(model)
         self.layers = group_parameters(model, self._grouping)
         self._gradients = self._laid_out()
         self._signature = signature

@@ -293,6 +293,17 @@ def test_sparse_gradients_are_refused():
         projector.store(0)
 
 
+def test_complex_parameters_are_refused_unless_they_are_frozen():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match=r"parameter '1.weight' is complex .torch.complex64. and"):
+        Projector(model)
+    model[1].requires_grad_(False)
+    projector = Projector(model)
+    model[1].requires_grad_(True)  # seen at the next step, as all that changes between steps
+    with pytest.raises(TypeError, match=r"torch.view_as_real has it, or freeze it"):
+        projector.backward(model[0](torch.ones(1, 2)).sum())
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_other_precisions(dtype):
     model = mlp(4, 5, 3).to(dtype)
@@ -357,6 +368,11 @@ def test_only_one_graph_is_alive():
 def test_wrong_arguments_say_what_is_wrong(arguments, error, message):
     with pytest.raises(error, match=message):
         Projector(mlp(2, 2), **arguments)
+
+
+def test_a_model_that_is_no_module_is_refused():
+    with pytest.raises(TypeError, match=r"model is a generator; pass the torch.nn.Module itself"):
+        Projector(mlp(2, 2).parameters())
 
 
 def test_wrong_losses_and_tasks_say_what_is_wrong():
