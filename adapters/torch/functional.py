@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 import gradproj as gp
 
+# Lists without None give lists without None.
+Gradient = TypeVar("Gradient", bound=Tensor | None)
+
 
 def project_gradients(
-    new: Sequence[Tensor],
+    new: Sequence[Gradient],
     old: Sequence[Sequence[Tensor | None]],
     method: gp.Method = gp.Decomposed(),  # noqa: B008 (frozen)
     layers: Sequence[Sequence[int]] | None = None,
-) -> list[Tensor]:
+) -> list[Gradient]:
     """Project a gradient given as a list of tensors, such as `torch.autograd.grad` returns.
 
     For each layer it solves the method's problem, as :func:`gradproj.project_layers` does; the
@@ -24,10 +29,10 @@ def project_gradients(
     Parameters
     ----------
     new : sequence of tensors
-        Gradient of the new task, one tensor a parameter.
-    old : sequence of sequences of tensors
-        Gradient of each old task, in the same order; None stands for zero, as
+        Gradient of the new task, one tensor a parameter; None stands for zero, as
         ``autograd.grad(allow_unused=True)`` has it.
+    old : sequence of sequences of tensors
+        Gradient of each old task, in the same order; None as in `new`.
     method : gradproj.Method
         What is solved.
     layers : sequence of sequences of int, optional
@@ -37,7 +42,7 @@ def project_gradients(
     Returns
     -------
     list of tensors
-        The update w, in the shapes of `new`.
+        The update w, in the shapes of `new`; None for a parameter that no task has a gradient for.
 
     Examples
     --------
@@ -52,27 +57,41 @@ def project_gradients(
         raise ValueError(
             f"layers={groups} should hold each position from 0 to {len(new) - 1} exactly once"
         )
+    filled = _filled(new, old)
+    expected = [tuple(filled[i].shape) if i in filled else None for i in range(len(new))]
     for task, gradients in enumerate(old):
-        shapes = [None if t is None else t.shape for t in gradients]
+        shapes = [None if t is None else tuple(t.shape) for t in gradients]
         if len(shapes) != len(new) or any(
-            s is not None and s != t.shape for s, t in zip(shapes, new, strict=True)
+            s is not None and s != e for s, e in zip(shapes, expected, strict=True)
         ):
             raise ValueError(
-                f"old[{task}] has shapes {[s and tuple(s) for s in shapes]} and new "
-                f"{[tuple(t.shape) for t in new]}; they should be the same"
+                f"old[{task}] has shapes {shapes} and new {expected}; they should be the same"
             )
-    flat_new = [_flat([new[i] for i in group]) for group in groups]
+    groups = [used for group in groups if (used := [i for i in group if i in filled])]
+    flat_new = [_flat([filled[i] for i in group]) for group in groups]
     flat_old = []
     for group, g in zip(groups, flat_new, strict=True):
         G = g.new_zeros((len(old), len(g)))
         for row, gradients in zip(G, old, strict=True):
-            row.copy_(_flat([_or_zero(gradients[i], new[i]) for i in group]))
+            row.copy_(_flat([_or_zero(gradients[i], filled[i]) for i in group]))
         flat_old.append(G)
-    updates: list[Tensor] = [torch.empty(0)] * len(new)
+    updates: list[Tensor | None] = [None] * len(new)
     for group, w in zip(groups, gp.project_layers(flat_new, flat_old, method), strict=True):
-        for i, part in zip(group, w.split([new[i].numel() for i in group]), strict=True):
-            updates[i] = part.view(new[i].shape)
-    return updates
+        for i, part in zip(group, w.split([filled[i].numel() for i in group]), strict=True):
+            updates[i] = part.view(filled[i].shape)
+    return cast("list[Gradient]", updates)
+
+
+def _filled(
+    new: Sequence[Tensor | None], old: Sequence[Sequence[Tensor | None]]
+) -> dict[int, Tensor]:
+    """Return the new gradients by position, zero where only old tasks have one."""
+    found = {}
+    for i, column in enumerate(zip_longest(new, *old)):
+        known = [gradient for gradient in column if gradient is not None]
+        if known:
+            found[i] = torch.zeros_like(known[0]) if column[0] is None else known[0]
+    return found
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

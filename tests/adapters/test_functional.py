@@ -39,6 +39,29 @@ def test_no_old_task():
     assert all(torch.equal(a, b) for a, b in zip(project_gradients(new, []), new, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("layers", "groups"), [("tensor", None), ("child", [[0, 1], [2, 3], [4, 5]])]
+)
+def test_none_is_zero_and_what_nobody_uses_stays_none(layers, groups):
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 3) for _ in range(3))
+    new, *old = torch.randn(3, 5, 4)
+    losses = [model[0](new).square().sum(), *(model[1](x).square().sum() for x in old)]
+    losses[1] = losses[1] + model[0](old[0]).sum()
+    parameters = list(model.parameters())
+    gradients = [
+        torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+        for loss in losses
+    ]
+    assert [g is None for g in gradients[0]] == [False, False, True, True, True, True]
+    method = gp.Decomposed(strength=0.5)  # which moves parameters that only old tasks use
+    updates = project_gradients(gradients[0], gradients[1:], method, groups)
+    Projector(model, method, layers).backward(losses[0], losses[1:])
+    for w, p in zip(updates[:4], parameters, strict=False):
+        assert torch.allclose(w, p.grad, atol=1e-5)
+    assert updates[2].abs().sum() > 0
+    assert updates[4:] == [p.grad for p in parameters[4:]] == [None, None]
+
+
 def test_bad_input():
     new = [torch.ones(2), torch.ones(3)]
     with pytest.raises(ValueError, match=r"layers=\[\[0\]\] should hold each position from 0 to 1"):
@@ -49,3 +72,7 @@ def test_bad_input():
         project_gradients(new, [new, new[:1]])
     with pytest.raises(ValueError, match=r"old\[0\] has shapes \[\(3,\), None\] and new"):
         project_gradients(new, [[torch.ones(3), None]])
+    with pytest.raises(ValueError, match=r"old\[1\] has shapes \[\(3,\)\] and new \[\(2,\)\];"):
+        project_gradients([None], [[torch.ones(2)], [torch.ones(3)]])
+    with pytest.raises(ValueError, match=r"old\[0\] has shapes \[None, \(3,\)\] and new \[None\]"):
+        project_gradients([None], [[None, torch.ones(3)]])
