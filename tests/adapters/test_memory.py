@@ -243,9 +243,7 @@ def test_errors_say_what_is_wrong():
         memory.add(0, torch.zeros(2), torch.zeros(3))
     with pytest.raises(ValueError, match="with the samples along axis 0"):
         memory.add(0)
-    with pytest.raises(
-        TypeError, match=r"tensors\[1\] is a list; pass tensors, for example"
-    ):
+    with pytest.raises(TypeError, match=r"tensors\[1\] is a list; pass tensors, for example"):
         memory.add(0, torch.zeros(2), [0, 1])
     memory.add(0, torch.zeros(2))
     with pytest.raises(ValueError, match="n=0; draw at least one sample"):
