@@ -75,7 +75,8 @@ class Projector:
     -----
     A parameter that a loss does not use counts as a zero gradient there; one that no loss of the
     step uses gets ``.grad = None``, so that the optimizer passes over it as it always does. What
-    momentum, mixed precision and clipping mean here is told in :mod:`gradproj.adapters.torch`.
+    momentum, mixed precision and clipping mean here is told in :mod:`gradproj.adapters.torch`. A
+    copied or pickled projector takes its model along, but no gradients: copy it between steps.
 
     Examples
     --------

@@ -160,6 +160,18 @@ def test_a_gradient_that_someone_replaced_is_copied_and_counted():
         assert torch.equal(p.grad, e)
 
 
+def test_what_is_kept_of_a_step_must_be_cloned():
+    model = mlp(3, 2)
+    xs = torch.randn(2, 4, 3)
+    projector = Projector(model)
+    projector.backward(model(xs[0]).sum())
+    view = model[0].weight.grad
+    kept = view.clone()
+    projector.backward(model(xs[1]).sum())
+    assert model[0].weight.grad is view
+    assert not torch.equal(view, kept)
+
+
 def test_strides_follow_the_parameter_if_it_is_one_dense_block():
     t = torch.zeros(2, 3, 4, 5)
     assert dense_strides(t) == (60, 20, 5, 1)

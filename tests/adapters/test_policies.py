@@ -156,6 +156,47 @@ def test_clipping_after_is_torch_as_usual():
     assert float(total) == pytest.approx(0.01, rel=1e-3)
 
 
+def projected_by_hand(new, old, method=None):
+    """Project one gradient of one layer; return the parameter, with w in its `.grad`."""
+    model = nn.Linear(len(new), 1, bias=False)
+    losses = [model(torch.tensor([x])).sum() for x in (new, *old)]
+    Projector(model, method or gp.GEM()).backward(losses[0], losses[1:])
+    return model.weight
+
+
+def test_clipping_after_keeps_the_constraints_by_norm_and_not_by_value():
+    old = [1.0, -3.0]
+    w = projected_by_hand([2.0, 4.0], [old])
+    assert w.grad.tolist() == [[3.0, 1.0]]
+    nn.utils.clip_grad_norm_([w], 1.0)
+    assert float(w.grad @ torch.tensor(old)) == pytest.approx(0, abs=1e-6)
+    w.grad.copy_(torch.tensor([[3.0, 1.0]]))
+    nn.utils.clip_grad_value_([w], 1.0)
+    assert float(w.grad @ torch.tensor(old)) == -2
+
+
+@pytest.mark.parametrize(
+    ("method", "same"), [(gp.GEM(), True), (gp.AGEM(), False), (gp.Decomposed(), False)]
+)
+def test_an_old_gradient_that_is_clipped_before_matters_to_the_mean_alone(method, same):
+    new, first, second = [2.0, 1.0, 3.0], [1.0, 0.0, 0.0], [0.0, -1.0, 0.0]
+    whole = projected_by_hand(new, [first, second], method).grad
+    clipped = projected_by_hand(new, [[x / 4 for x in first], second], method).grad
+    assert torch.allclose(whole, clipped, atol=1e-5) == same
+
+
+def test_momentum_acts_after_the_projection_and_may_hurt_an_old_task():
+    weight, old = nn.Parameter(torch.zeros(1, 2)), torch.tensor([-1.0, 0.0])
+    for momentum, hurt in ((0.0, False), (0.9, True)):
+        optimizer = torch.optim.SGD([weight], 1.0, momentum=momentum)
+        for olds in ([], [old.tolist()]):
+            weight.grad = projected_by_hand([1.0, 0.0], olds).grad
+            before = weight.detach().clone()
+            optimizer.step()
+        # To first order the old task's loss changes by its gradient along the step.
+        assert (float((weight.detach() - before) @ old) > 0) == hurt
+
+
 def test_clipping_before_uses_the_pieces():
     model = mlp(4, 5, 3)
     x = torch.randn(3, 8, 4)
