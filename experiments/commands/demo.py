@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from gradproj.experiments import demo
+from gradproj.experiments.commands.arguments import add_jobs
 
 __all__ = ["configure", "execute"]
 
@@ -14,7 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--out", type=Path, default=Path("runs") / "demo", help="where results go")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
-    parser.add_argument("--jobs", type=int, help="runs at a time; one for each core by default")
+    add_jobs(parser)
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from gradproj.experiments.commands.arguments import add_jobs, print_whole
 from gradproj.experiments.report.markdown import render_table
 from gradproj.experiments.report.tables import Table
 from gradproj.experiments.storage import write_atomically
@@ -30,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="where runs are found and made")  # fmt: skip
     parser.add_argument("--draw-only", action="store_true", help="run nothing")
     parser.add_argument("--data-dir", type=Path, help="where the data sets are or go")
-    parser.add_argument("--jobs", type=int, help="runs at a time; one for each core by default")
+    add_jobs(parser)
     parser.add_argument("--out", type=Path, help="the figure; its table goes beside it as .md")
 
 
@@ -56,7 +57,7 @@ def execute(args: argparse.Namespace) -> int:
     text = "\n".join([f"# {made.table.title}", "", *render_table(made.table)])
     write_atomically(path.with_suffix(".md"), text.encode())
     console = Console()
-    console.print(_printed(made.table))
+    print_whole(console, _printed(made.table))
     console.print(f"{path}, {path.with_suffix('.md')}", highlight=False, soft_wrap=True)
     return 0
 

@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from gradproj.experiments import presets
+from gradproj.experiments.commands.arguments import add_jobs
 from gradproj.experiments.config import RunConfig, merge, parse_overrides, resolve
 from gradproj.experiments.grid import Job, Outcome, execute_all
 from gradproj.experiments.progress import make_display
 from gradproj.experiments.schema import ConfigError
 
-__all__ = ["configure", "execute", "make_jobs"]
+__all__ = ["configure", "execute", "make_jobs", "parse_changes"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, help="where the data sets are or go")
     parser.add_argument("--resume", action="store_true", help="continue unfinished runs")
     parser.add_argument("--force", action="store_true", help="start over, finished or not")
-    parser.add_argument("--jobs", type=int, help="runs at a time; one for each core by default")
+    add_jobs(parser)
     parser.add_argument("--engine", choices=["processes", "ray"], default="processes")
     parser.add_argument("--address", help="of the Ray cluster; a local one without it")
     parser.add_argument("--device", default="cpu", help="such as cuda:0")
@@ -103,7 +104,7 @@ def make_jobs(
     """
     if bool(names) == bool(benchmark or method) or bool(benchmark) != bool(method):
         raise ConfigError("name one or more presets, or both --benchmark and --method")
-    changes = parse_overrides(overrides)
+    changes = parse_changes(overrides)
     suffix = "".join(f",{pair.replace('/', '_')}" for pair in sorted(overrides))
     jobs = []
     for name in names or [f"{benchmark}/{method}"]:
@@ -112,6 +113,17 @@ def make_jobs(
             run = f"{name.replace(':', '-')}{suffix}/seed-{seed}"
             jobs.append(Job(run, config, out / run, dict(arguments)))
     return jobs
+
+
+def parse_changes(overrides: Sequence[str]) -> dict[str, Any]:
+    """Read what --set changes in all runs; their seeds are not among it."""
+    changes = parse_overrides(overrides)
+    if "seed" in changes:
+        raise ConfigError(
+            f"--set seed={changes['seed']} would give all runs one seed; "
+            f"use --seeds {changes['seed']}"
+        )
+    return changes
 
 
 def _config(

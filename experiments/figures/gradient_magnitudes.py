@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradproj.experiments.config import merge, parse_overrides
+from gradproj.experiments.commands.run import parse_changes
+from gradproj.experiments.config import merge
 from gradproj.experiments.figures.request import Made, Request
 from gradproj.experiments.inspect import Inspection, short_run
 from gradproj.experiments.report import style
@@ -21,7 +22,7 @@ MOMENTS = 100
 
 def make(request: Request) -> Made:
     """Train a little on every task and take the norms while the last one is learnt."""
-    changes = merge(parse_overrides(request.overrides), {"seed": request.seeds[0]})
+    changes = merge(parse_changes(request.overrides), {"seed": request.seeds[0]})
     subject = from_benchmark(request.benchmark, changes, data_dir=request.data_dir)
     found = short_run(
         subject.model, subject.loss, subject.tasks, steps=50, moments=MOMENTS, lr=subject.lr

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from gradproj.experiments import presets
-from gradproj.experiments.commands.run import make_jobs
-from gradproj.experiments.config import parse_overrides
+from gradproj.experiments.commands.run import make_jobs, parse_changes
 from gradproj.experiments.grid import Job, execute_all
 from gradproj.experiments.progress import make_display
 from gradproj.experiments.report.collect import collect
@@ -101,7 +100,7 @@ def _jobs(request: Request, spec: Spec) -> list[Job]:
     changes = [
         pair
         for pair in (*request.overrides, *spec.changes)
-        if presets.find(name, parse_overrides([pair])) != preset
+        if presets.find(name, parse_changes([pair])) != preset
     ]
     arguments: dict[str, Any] = {"resume": True, "data_dir": request.data_dir}
     return make_jobs(

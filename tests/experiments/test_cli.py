@@ -48,6 +48,7 @@ def test_run_without_a_preset(tmp_path, capsys):
         (["permuted-digits/ours", "--set", "epoch=3"], "did you mean 'epochs'?"),
         (["permuted-digits/ours", "--set", "epochs"], "write key=value"),
         (["permuted-digits/ours", "--set", "options.rank=-1"], "options.rank=-1 is below"),
+        (["permuted-digits/ours", "--set", "seed=5"], "use --seeds 5"),
         ([], "name one or more presets, or both --benchmark and --method"),
         (["--method", "gem"], "name one or more presets, or both --benchmark and --method"),
         (["permuted-digits/ours", "--method", "gem"], "name one or more presets, or both"),
@@ -64,6 +65,15 @@ def test_presets_after_the_seeds_are_told_where_to_stand(capsys):
     assert "'permuted-digits/ours' is not a whole number; presets come before" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("command", [["run", "permuted-digits/ours"], ["figure", "time"], ["demo"]])
+@pytest.mark.parametrize("jobs", ["0", "-1"])
+def test_fewer_than_one_run_at_a_time_is_refused(command, jobs, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--jobs", jobs])
+    assert stop.value.code == 2
+    assert f"--jobs: {jobs} is too small; use 1 or more" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_a_failed_run(tmp_path, capsys):

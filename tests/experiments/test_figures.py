@@ -8,6 +8,7 @@ from gradproj.experiments import cli, grid
 from gradproj.experiments.figures import FIGURES, request
 from gradproj.experiments.figures.request import Request, Spec, obtain
 from gradproj.experiments.report import style
+from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.storage import RunError
 
 TINY = ("stream.tasks=3", "stream.samples=20", "network_options.hidden=[6]", "memory.batch=4")
@@ -54,6 +55,13 @@ def test_gradient_magnitudes_need_no_runs(tmp_path, ran):
     assert ran == []
     assert [line.cells[:2] for line in made.table.lines] == [("fc1", "390"), ("head", "70")]
     made.figure.canvas.draw()
+
+
+@pytest.mark.parametrize("name", ["k-sweep", "gradient-magnitudes"])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_seed_is_not_changed_by_hand(name, seed, tmp_path):
+    with pytest.raises(ConfigError, match=f"use --seeds {seed}"):
+        FIGURES[name].make(ask(tmp_path, overrides=(*TINY, f"seed={seed}")))
 
 
 def test_runs_of_another_name_and_equal_content_are_used(tmp_path, ran):
