@@ -43,10 +43,13 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code, as the help of the command line lists them."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
-        prog="gradproj", description="Continual learning by gradient projection: experiments."
+        prog="gradproj",
+        description="Continual learning by gradient projection: experiments.",
+        epilog="exit codes: 0 done, 1 something failed, 2 wrong input, 130 stopped by Ctrl-C or "
+        "SIGTERM (runs then go on with --resume)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (path, summary) in COMMANDS.items():

@@ -9,13 +9,15 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from gradproj.experiments.config import RunConfig
-from gradproj.experiments.progress import Event, ignore, throttled
+from gradproj.experiments.progress import Event, throttled
 from gradproj.experiments.schema import ConfigError
+from gradproj.experiments.signals import deferred_signals, never
 from gradproj.experiments.storage import RunError
 
 __all__ = ["Job", "Outcome", "execute", "execute_all", "process_context", "run_in_processes"]
@@ -40,7 +42,9 @@ class Outcome:
     message: str = ""
 
 
-def execute(job: Job, send: Callable[[Event], None]) -> Outcome:
+def execute(
+    job: Job, send: Callable[[Event], None], should_stop: Callable[[], bool] = never
+) -> Outcome:
     """Do one job in this process with one thread; an error is an outcome, not an exception."""
     import torch
 
@@ -49,7 +53,7 @@ def execute(job: Job, send: Callable[[Event], None]) -> Outcome:
     torch.set_num_threads(1)
     report = throttled(send, job.name)
     try:
-        ran = run(job.config, job.folder, report=report, **job.arguments)
+        ran = run(job.config, job.folder, report=report, should_stop=should_stop, **job.arguments)
     except KeyboardInterrupt as stop:
         return Outcome(job.name, "interrupted", str(stop))
     except (RunError, ConfigError, OSError) as error:
@@ -72,7 +76,8 @@ def run_in_processes(
     """Do all jobs, each in its own process, and return their outcomes in order.
 
     A process of its own for each run means that one that crashes, or is killed for want of
-    memory, is reported and leaves the others alone.
+    memory, is reported and leaves the others alone. At Ctrl-C or SIGTERM, or if this process is
+    killed, each run writes a checkpoint after its next step and stops.
     """
     context = process_context()
     workers = workers or os.cpu_count() or 1
@@ -80,35 +85,38 @@ def run_in_processes(
     running: dict[str, BaseProcess] = {}
     outcomes: dict[str, Outcome] = {}
     events: Any = context.Queue()
+    # Nothing is ever sent through this pipe. It ends when our end is closed, by us or by our death,
+    # and unlike a signal it can tell a process twice without harm: Ctrl-C reaches them all anyway.
+    watched, lifeline = context.Pipe(duplex=False)
     try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                job = waiting.popleft()
-                process = context.Process(target=_work, args=(job, events), name=job.name)
-                process.start()
-                running[job.name] = process
-            _drain(events, show, outcomes)
-            for name, process in list(running.items()):
-                if not process.is_alive():
-                    _drain(events, show, outcomes)
-                    del running[name]
-                    _close(name, process, show, outcomes)
-    except KeyboardInterrupt:
-        # Ctrl-C reaches the processes too, and each stops at its next step: wait for them.
-        for name, process in running.items():
-            process.join()
-            outcomes.setdefault(name, Outcome(name, "interrupted", "stopped"))
-        _drain(events, ignore, outcomes)
-        for job in waiting:
-            outcomes[job.name] = Outcome(job.name, "interrupted", "not started")
+        with deferred_signals(lifeline.close):
+            while waiting or running:
+                while lifeline.closed and waiting:
+                    name = waiting.popleft().name
+                    outcomes[name] = Outcome(name, "interrupted", "not started")
+                while waiting and len(running) < workers:
+                    job = waiting.popleft()
+                    process = context.Process(
+                        target=_work, args=(job, events, watched), name=job.name
+                    )
+                    process.start()
+                    running[job.name] = process
+                _drain(events, show, outcomes)
+                for name, process in list(running.items()):
+                    if not process.is_alive():
+                        _drain(events, show, outcomes)
+                        del running[name]
+                        _close(name, process, show, outcomes, stopped=lifeline.closed)
     finally:
+        lifeline.close()
+        watched.close()
         events.close()
         events.join_thread()
     return [outcomes[job.name] for job in jobs]
 
 
-def _work(job: Job, events: Any) -> None:
-    events.put(execute(job, events.put))
+def _work(job: Job, events: Any, watched: Any) -> None:
+    events.put(execute(job, events.put, should_stop=lambda: bool(wait([watched], 0))))
 
 
 def _drain(
@@ -126,13 +134,20 @@ def _drain(
 
 
 def _close(
-    name: str, process: BaseProcess, show: Callable[[Event], None], outcomes: dict[str, Outcome]
+    name: str,
+    process: BaseProcess,
+    show: Callable[[Event], None],
+    outcomes: dict[str, Outcome],
+    *,
+    stopped: bool,
 ) -> None:
     process.join()
     if name not in outcomes:
-        message = f"its process ended with exit code {process.exitcode}; --resume continues it"
-        outcomes[name] = Outcome(name, "failed", message)
-        show(Event(kind="failed", run=name, message=message))
+        kind, message = "failed", f"its process ended with exit code {process.exitcode}"
+        if stopped:  # by a signal that reached it too, before its first step
+            kind, message = "interrupted", "stopped"
+        outcomes[name] = Outcome(name, kind, f"{message}; --resume continues it")
+        show(Event(kind=kind, run=name, message=outcomes[name].message))
 
 
 def process_context() -> Any:

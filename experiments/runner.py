@@ -19,7 +19,7 @@ from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.record import Record
 from gradproj.experiments.schema import ConfigError
-from gradproj.experiments.signals import deferred_signals
+from gradproj.experiments.signals import deferred_signals, never
 from gradproj.experiments.storage import RunFolder, StepLog, describe_environment
 from gradproj.experiments.streams import Stream, Task
 
@@ -53,6 +53,7 @@ def run(
     device: str = "cpu",
     tensorboard: bool = False,
     report: Callable[[Event], None] = ignore,
+    should_stop: Callable[[], bool] = never,
 ) -> bool:
     """Run `config` in `folder`; False if it was finished already.
 
@@ -73,6 +74,8 @@ def run(
         Write TensorBoard files to the folder as well.
     report : callable
         Is told of each step and each evaluation.
+    should_stop : callable
+        Asked after each step; at True the run stops as it does at Ctrl-C.
     """
     store = RunFolder(folder)
     if not store.prepare(config, resume=resume, force=force):
@@ -81,7 +84,7 @@ def run(
     rng.seed_globally(config.seed)
     stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
     job = Run(config, stream, store, device=device, data_dir=data_dir, report=report)
-    job.checkpoint_seconds = checkpoint_seconds
+    job.checkpoint_seconds, job.should_stop = checkpoint_seconds, should_stop
     if tensorboard:
         from gradproj.experiments.tensorboard import TensorBoard
 
@@ -123,6 +126,7 @@ class Run:
         self.device = torch.device(device)
         self.listeners = [report]
         self.checkpoint_seconds = 60.0
+        self.should_stop: Callable[[], bool] = never
         self.learner: Learner = kind(Setup(config, stream, self.device, data_dir))
         self.average = _averaged(self.learner, config.ema)
         self.order = rng.generator(config.seed, "order")
@@ -259,6 +263,7 @@ class Run:
 
     def _maybe_checkpoint(self) -> None:
         due = time.monotonic() - self._saved_at >= self.checkpoint_seconds
+        self._stop = self._stop or self.should_stop()
         if due or self._stop:
             self._checkpoint()
         if self._stop:

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["deferred_signals"]
+__all__ = ["deferred_signals", "never"]
+
+
+def never() -> bool:
+    """Ask for no stop."""
+    return False
 
 
 @contextmanager

@@ -62,7 +62,14 @@ def _seed(text: str) -> int:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Do the runs and say how they ended."""
+    """Do the runs and say how they ended.
+
+    Returns
+    -------
+    int
+        0 if all is done, 1 if a run failed, 130 if Ctrl-C or SIGTERM stopped one: --resume then
+        continues it.
+    """
     jobs = make_jobs(
         args.presets,
         benchmark=args.benchmark,

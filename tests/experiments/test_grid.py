@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -50,6 +52,39 @@ def test_all_runs_are_done_and_a_failure_is_reported(tmp_path):
 
     again = run_in_processes([jobs[0], jobs[3]], events.append, workers=2)
     assert [o.kind for o in again] == ["skipped", "skipped"]
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_parent_alone_stops_every_run_at_a_checkpoint(number, tmp_path):
+    # Long enough never to end by itself, and the only checkpoint is the one of the stop.
+    command = ["run", "permuted-digits/single", "--seeds", "0", "1", "2", "--jobs", "2"]
+    command += ["--set", "epochs=10000", "--checkpoint-seconds", "1e9", "--out", str(tmp_path)]
+    main = "from gradproj.experiments.cli import main; raise SystemExit(main())"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", main, *command], stdout=subprocess.PIPE, text=True
+    )
+    runs = [tmp_path / "permuted-digits" / "single,epochs=10000" / f"seed-{i}" for i in range(3)]
+    try:
+        wait_for(lambda: all((run / "steps.jsonl").exists() for run in runs[:2]))
+        parent.send_signal(number)
+        if number == signal.SIGKILL:
+            wait_for(lambda: all((run / "checkpoint.pt").exists() for run in runs[:2]))
+        # Ends only when no process has its other end any more: none is left behind.
+        out, _ = parent.communicate(timeout=120)
+    finally:
+        parent.kill()
+    assert [(run / "checkpoint.pt").exists() for run in runs] == [True, True, False]
+    if number != signal.SIGKILL:
+        assert parent.returncode == 130
+        assert "3 interrupted" in out
+        assert "continue with the same command and --resume" in out
 
 
 def test_a_single_run_stays_in_this_process_with_the_same_result(tmp_path):

@@ -291,6 +291,13 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
+def test_a_run_stops_when_it_is_asked_to(tmp_path):
+    asked = iter([False, False, True])
+    with pytest.raises(Interrupted, match="--resume"):
+        run(resolve(QUICK), tmp_path, should_stop=lambda: next(asked))
+    assert RunFolder(tmp_path).load_checkpoint()["position"]["total"] == 3
+
+
 # Folders ----------------------------------------------------------------------------------------
 
 
