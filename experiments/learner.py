@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from gradproj.experiments import networks, rng
 from gradproj.experiments.augmentation import crop_and_flip
+from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.streams import Stream, Task
 
 if TYPE_CHECKING:
     from gradproj.experiments.config import RunConfig
 
-__all__ = ["Learner", "NoOptions", "Phase", "Setup", "Step"]
+__all__ = ["Learner", "NoOptions", "Phase", "Setup", "Step", "make_network"]
 
 
 @dataclass(frozen=True)
@@ -176,13 +177,7 @@ class Learner:
         self, outputs: int | None = None, purpose: str = "weights", **options: Any
     ) -> nn.Module:
         """Make the configured network, with seeded weights; `options` win over the config's."""
-        return networks.build(
-            self.config.network,
-            outputs=self.stream.outputs if outputs is None else outputs,
-            input_shape=self.stream.input_shape,
-            seed=rng.derive(self.config.seed, purpose),
-            **{**self.config.network_options, **options},
-        )
+        return make_network(self.config, self.stream, outputs, purpose, **options)
 
     def seen(self) -> int:
         """Count the outputs of all tasks up to the current one."""
@@ -228,6 +223,30 @@ class Learner:
                 value.load_state_dict(state[name])
             else:
                 setattr(self, name, state[name])
+
+
+def make_network(
+    config: RunConfig,
+    stream: Stream,
+    outputs: int | None = None,
+    purpose: str = "weights",
+    **options: Any,
+) -> nn.Module:
+    """Make the network of `config` for `stream`, with weights seeded for one `purpose`."""
+    options = {**config.network_options, **options}
+    try:
+        return networks.build(
+            config.network,
+            outputs=stream.outputs if outputs is None else outputs,
+            input_shape=stream.input_shape,
+            seed=rng.derive(config.seed, purpose),
+            **options,
+        )
+    except (TypeError, ValueError) as error:
+        # torch does not say whose number or list is wrong.
+        raise ConfigError(
+            f"network '{config.network}' cannot be built with network_options={options}: {error}"
+        ) from error
 
 
 def _capture(value: Any) -> Any:

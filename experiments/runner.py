@@ -20,7 +20,7 @@ from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.record import Record
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.signals import deferred_signals, never
-from gradproj.experiments.storage import RunFolder, StepLog, describe_environment
+from gradproj.experiments.storage import RunError, RunFolder, StepLog, describe_environment
 from gradproj.experiments.streams import Stream, Task
 
 __all__ = ["Interrupted", "Run", "run"]
@@ -76,21 +76,47 @@ def run(
         Is told of each step and each evaluation.
     should_stop : callable
         Asked after each step; at True the run stops as it does at Ctrl-C.
+
+    Raises
+    ------
+    ConfigError
+        `config` or `device` cannot be used; the folder is as it was.
+    RunError
+        The folder holds something else, its checkpoint is damaged, or the training diverged.
+    Interrupted
+        The run was stopped.
     """
+    _check_device(device)
     store = RunFolder(folder)
-    if not store.prepare(config, resume=resume, force=force):
+    if not store.has_work(config, resume=resume, force=force):
         return False
     torch.use_deterministic_algorithms(True, warn_only=True)
     rng.seed_globally(config.seed)
-    stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
-    job = Run(config, stream, store, device=device, data_dir=data_dir, report=report)
+    try:
+        stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
+        job = Run(config, stream, store, device=device, data_dir=data_dir, report=report)
+    except (TypeError, ValueError) as error:
+        # Only here can values be checked that depend on each other or on the data.
+        raise ConfigError(str(error)) from error
     job.checkpoint_seconds, job.should_stop = checkpoint_seconds, should_stop
     if tensorboard:
         from gradproj.experiments.tensorboard import TensorBoard
 
         job.listeners.append(TensorBoard(folder))
+    store.prepare(config, force=force)
     job.execute()
     return True
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"device={name!r} cannot be used ({reason}); choose one that this machine has, "
+            "such as 'cpu'"
+        ) from error
 
 
 def stream_options(config: RunConfig) -> dict[str, Any]:
@@ -145,6 +171,16 @@ class Run:
         with deferred_signals(self._request_stop):
             try:
                 self._train()
+            except ValueError as error:
+                # The projections refuse such gradients. What they advise is for their callers: of
+                # all that can be set in a run, the rate is what helps.
+                if "NaN or infinity" not in str(error):
+                    raise
+                at = self.position
+                raise RunError(
+                    f"the training diverged in task {at.task + 1}, after step {at.total}: its "
+                    f"gradients hold NaN or infinity; lower lr, which is {self.config.lr:g}"
+                ) from error
             finally:
                 self.log.close()
         result = self._result()

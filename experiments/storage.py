@@ -52,34 +52,38 @@ class RunFolder:
         self.checkpoint = path / "checkpoint.pt"
         self.result = path / "result.json"
 
-    def prepare(self, config: RunConfig, *, resume: bool = False, force: bool = False) -> bool:
-        """Make the folder ready for `config`; True if there is something left to run.
+    def has_work(self, config: RunConfig, *, resume: bool = False, force: bool = False) -> bool:
+        """Tell whether there is something left to run of `config`; nothing is changed yet.
 
         A finished run of the same configuration is left alone. An unfinished one is continued
         with `resume` and refused otherwise; `force` starts either of them over.
         """
+        if force or not self.config.exists():
+            return True
+        self._check_same(config)
+        if self.result.exists():
+            return False
+        if self.checkpoint.exists() and not resume:
+            raise RunError(
+                f"{self.path} holds an unfinished run; --resume continues it, "
+                "--force starts it over"
+            )
+        return True
+
+    def prepare(self, config: RunConfig, *, force: bool = False) -> None:
+        """Make the folder with `config` in it; `force` clears what another run left there."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if force:
                 for file in (self.result, self.checkpoint, self.steps, self.config):
                     file.unlink(missing_ok=True)
-            if self.config.exists():
-                self._check_same(config)
-                if self.result.exists():
-                    return False
-                if self.checkpoint.exists() and not resume:
-                    raise RunError(
-                        f"{self.path} holds an unfinished run; --resume continues it, "
-                        "--force starts it over"
-                    )
-            else:
+            if not self.config.exists():
                 write_atomically(self.config, config.to_json().encode())
         except OSError as error:
             raise RunError(
                 f"{self.path} cannot be written ({error.strerror}); "
                 "choose another folder with --out"
             ) from error
-        return True
 
     def _check_same(self, config: RunConfig) -> None:
         try:
@@ -104,7 +108,16 @@ class RunFolder:
         """Read the checkpoint, if there is one; nothing in it is executed."""
         if not self.checkpoint.exists():
             return None
-        state: dict[str, Any] = torch.load(self.checkpoint, weights_only=True, map_location="cpu")
+        try:
+            state: dict[str, Any] = torch.load(
+                self.checkpoint, weights_only=True, map_location="cpu"
+            )
+        except Exception as error:
+            # A damaged file may raise anything, and torch's advice is to read it unsafely.
+            raise RunError(
+                f"{self.checkpoint} cannot be read and is perhaps damaged "
+                f"({type(error).__name__}); --force starts the run over"
+            ) from error
         return state
 
     def write_json(self, path: Path, value: Mapping[str, Any]) -> None:

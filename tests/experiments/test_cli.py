@@ -76,6 +76,39 @@ def test_fewer_than_one_run_at_a_time_is_refused(command, jobs, capsys):
     assert f"--jobs: {jobs} is too small; use 1 or more" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "options.layers=foo"], "layers='foo' is not known; use"),
+        (["--set", "memory.policy=fifo"], "policy='fifo' is not known; use"),
+        (["--set", "stream.tasks=0"], "tasks=0 must be at least 1"),
+        (["--set", "stream.tasks=7"], "tasks=7 does not divide 10 classes"),
+        (["--set", "stream.samples=999999"], "samples=999999: task 0 has"),
+        (["--set", "options.rank=0.5", "options.relaxation=last"], "rank=0.5 is a share"),
+        (["--set", "network_options.hidden=abc"], "network_options={'hidden': 'abc'}"),
+        (["--device", "foo"], "device='foo' cannot be used"),
+        (["--device", "cuda:99"], "device='cuda:99' cannot be used"),
+    ],
+)
+def test_a_run_that_cannot_be_built_is_one_line_and_leaves_no_folder(
+    arguments, message, tmp_path, capsys
+):
+    assert cli.main(["run", "split-digits/ours", *arguments, "--out", str(tmp_path / "runs")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert message in lines[2]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_diverges_is_one_line_that_says_to_lower_the_rate(tmp_path, capsys):
+    changes = ["--set", "stream.tasks=2", "stream.samples=50", "lr=1e9"]
+    assert cli.main(["run", "permuted-digits/ours", *changes, "--out", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "diverged in task 1, after step" in lines[2]
+    assert "lower lr, which is 1e+09" in lines[2]
+
+
 def test_a_folder_that_cannot_be_written_is_a_failed_run(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert cli.main(["run", "permuted-digits/ours", "--out", str(tmp_path / "file")]) == 1

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pickle
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from gradproj.experiments.config import RunConfig, resolve
 from gradproj.experiments.evaluation import evaluate, summarise
 from gradproj.experiments.grid import process_context
 from gradproj.experiments.runner import Interrupted, Run, run
+from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.storage import RunError, RunFolder, StepLog
 
 QUICK = {
@@ -286,9 +286,19 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
     store.prepare(resolve(QUICK))
     with store.checkpoint.open("wb") as file:
         torch.save({"learner": Evil()}, file)
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+    with pytest.raises(RunError, match=r"cannot be read .*UnpicklingError.*--force"):
         run(resolve(QUICK), tmp_path, resume=True)
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_checkpoint_cut_short_is_named_with_the_cure(share, tmp_path):
+    stop_at(QUICK, tmp_path, 3)
+    content = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(RunError, match=r"checkpoint.pt cannot be read .*--force starts the run"):
+        run(resolve(QUICK), tmp_path, resume=True)
+    assert run(resolve(QUICK), tmp_path, force=True)
 
 
 def test_a_run_stops_when_it_is_asked_to(tmp_path):
@@ -307,6 +317,23 @@ def test_a_finished_run_is_not_run_again_unless_forced(tmp_path):
     assert not run(resolve(QUICK), tmp_path)
     assert (tmp_path / "result.json").stat().st_mtime_ns == before
     assert run(resolve(QUICK), tmp_path, force=True)
+
+
+def test_force_keeps_what_is_there_if_the_new_run_cannot_begin(tmp_path):
+    result = finish(QUICK, tmp_path)
+    with pytest.raises(ConfigError, match="tasks=0 must be at least 1"):
+        run(resolve({**QUICK, "stream": {"tasks": 0}}), tmp_path, force=True)
+    assert result_of(tmp_path) == result
+
+
+def test_an_error_while_training_keeps_its_kind(tmp_path, monkeypatch):
+    def broken(*_):
+        raise ValueError("a defect of the method")
+
+    monkeypatch.setattr(methods.find("single"), "observe", broken)
+    with pytest.raises(ValueError, match="a defect of the method") as caught:
+        run(resolve(QUICK), tmp_path)
+    assert caught.type is ValueError
 
 
 def test_an_unfinished_run_needs_a_word(tmp_path):
