@@ -172,6 +172,11 @@ def measure(
         rows = [_gradients(model, loss, batch, named) for batch in (*old, new)]
         for name, members in groups.items():
             G = np.stack([np.concatenate([row[member] for member in members]) for row in rows])
+            if not np.isfinite(G).all():
+                raise ValueError(
+                    f"the gradients of layer {name!r} hold NaN or infinity: the model diverged "
+                    "while it was trained; lower the learning rate, lr"
+                )
             found[name].append(G @ G.T)
     if not next(iter(found.values())):
         raise ValueError("moments is empty; give at least one (new batch, old batches)")

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradproj.experiments import benchmarks, networks, presets, rng
+from gradproj.experiments import benchmarks, presets, rng
 from gradproj.experiments.config import RunConfig, merge, resolve
 from gradproj.experiments.inspect import Batch, Loss
-from gradproj.experiments.learner import Learner
+from gradproj.experiments.learner import Learner, make_network
 from gradproj.experiments.runner import stream_options
 from gradproj.experiments.streams import Stream, Task
 
@@ -51,7 +51,7 @@ class Batches:
 
 
 def from_benchmark(
-    name: str, changes: dict[str, Any], *, tasks: int = 0, data_dir: Path | None = None
+    name: str, changes: dict[str, Any], *, tasks: int | None = None, data_dir: Path | None = None
 ) -> Subject:
     """Take a benchmark with the network and rate of its preset `ours`.
 
@@ -61,33 +61,28 @@ def from_benchmark(
         A benchmark of `gradproj list`.
     changes : dict
         Laid over the configuration: network, batch, lr, seed, stream, …
-    tasks : int
-        Look at the first so many tasks; 0 takes all.
+    tasks : int, optional
+        Look at the first so many tasks; all without it.
     data_dir : Path, optional
         Where the data sets are.
     """
     config = _config(name, changes)
     stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
-    model = networks.build(
-        config.network,
-        outputs=stream.outputs,
-        input_shape=stream.input_shape,
-        seed=rng.derive(config.seed, "weights"),
-        **config.network_options,
-    )
+    model = make_network(config, stream)
     generator = rng.generator(config.seed, "order")
     size = config.memory.batch or config.batch
-    shown = stream.tasks[: tasks or None]
+    shown = stream.tasks[:tasks]
     batches = [Batches(task, _mask(stream, task), size, generator) for task in shown]
     title = f"{name} ({stream.scenario}-incremental), {config.network}"
     return Subject(title, model, Learner.loss, batches, config.lr)
 
 
-def from_factory(path: str, lr: float) -> Subject:
+def from_factory(path: str, lr: float, *, tasks: int | None = None) -> Subject:
     """Call a person's own function, named as `module:function`, that returns what to look at.
 
     It returns (model, loss, tasks): ``loss(model, *batch)`` is a scalar, and each of at least
-    three tasks is an iterable of batches (tuples of tensors), such as a data loader.
+    three tasks is an iterable of batches (tuples of tensors), such as a data loader. `tasks` takes
+    the first so many of them.
     """
     module_name, colon, function_name = path.partition(":")
     if not colon:
@@ -102,8 +97,8 @@ def from_factory(path: str, lr: float) -> Subject:
     made = function()
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module)):
         raise ValueError(f"--factory {path!r} must return (model, loss, tasks)")
-    model, loss, tasks = made
-    return Subject(path, model, loss, list(tasks), lr)
+    model, loss, given = made
+    return Subject(path, model, loss, list(given)[:tasks], lr)
 
 
 def _config(name: str, changes: dict[str, Any]) -> RunConfig:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gradproj.experiments.commands.arguments import at_least_one, print_whole
 from gradproj.experiments.config import parse_overrides
 from gradproj.experiments.inspect import short_run
 from gradproj.experiments.projection import layer_groups
@@ -26,7 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "task an iterable of batches",
     )
     parser.add_argument("--layers", default="module", help="module, tensor, child, five or all")
-    parser.add_argument("--tasks", type=int, default=0, help="the first so many; all without it")
+    parser.add_argument("--tasks", type=at_least_one, metavar="N",
+                        help="the first so many; all without it")  # fmt: skip
     parser.add_argument("--steps", type=int, default=50, help="of training on each old task")
     parser.add_argument("--moments", type=int, default=20, help="measurements on the last task")
     parser.add_argument("--lr", type=float, help="learning rate; the preset's, or 0.1")
@@ -42,7 +44,12 @@ def execute(args: argparse.Namespace) -> int:
     if not 0 < args.share <= 1:
         raise ValueError(f"--share={args.share} must be above 0 and at most 1")
     if args.factory:
-        subject = from_factory(args.factory, 0.1)
+        for option, given in (("--set", args.set), ("--data-dir", args.data_dir)):
+            if given:
+                raise ValueError(
+                    f"{option} is for benchmarks; with --factory, change {args.factory} itself"
+                )
+        subject = from_factory(args.factory, 0.1, tasks=args.tasks)
     else:
         subject = from_benchmark(
             args.benchmark, parse_overrides(args.set), tasks=args.tasks, data_dir=args.data_dir
@@ -59,7 +66,7 @@ def execute(args: argparse.Namespace) -> int:
     from gradproj.experiments.report import inspection, style  # loads matplotlib
 
     console = Console()
-    console.print(inspection.tabulate(found, subject.name, args.share))
+    print_whole(console, inspection.tabulate(found, subject.name, args.share))
     for line in inspection.advise(found, args.share):
         console.print(line, highlight=False, markup=False)
     with style.styled():

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from gradproj.experiments import cli
+from gradproj.experiments.commands.arguments import print_whole
 from gradproj.experiments.inspect import Inspection, LayerView, measure, short_run
 from gradproj.experiments.report import inspection, style
 from gradproj.experiments.subjects import from_benchmark, from_factory
@@ -196,6 +198,27 @@ def test_the_command_takes_a_model_of_ones_own(own_module, capsys):
         assert "<svg" in file.read()
 
 
+def test_the_command_takes_the_first_tasks_of_ones_own(own_module, capsys):
+    command = ["inspect", "--factory", f"{own_module}:subject", "--moments", "2", "--steps", "2"]
+    assert cli.main([*command, "--tasks", "3"]) == 0
+    assert "1 of 1" in capsys.readouterr().out
+    assert cli.main([*command, "--tasks", "2"]) == 2
+    assert "tasks holds 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--set", "lr=3"], ["--data-dir", "data"]])
+def test_options_of_a_benchmark_are_refused_for_ones_own(option, own_module, capsys):
+    assert cli.main(["inspect", "--factory", f"{own_module}:subject", *option]) == 2
+    assert f"{option[0]} is for benchmarks; with --factory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tasks", ["0", "-3"])
+def test_fewer_than_one_task_is_refused(tasks, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["inspect", "--tasks", tasks])
+    assert f"--tasks: {tasks} is too small; use 1 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("path", "match"),
     [
@@ -219,6 +242,25 @@ def test_the_command_works_without_data(tmp_path, capsys):
     assert "permuted-digits (domain-incremental), mlp" in capsys.readouterr().out
     assert cli.main([*command, "--share", "1.5"]) == 2
     assert "--share=1.5 must be above 0 and at most 1" in capsys.readouterr().err
+
+
+def test_a_rate_that_makes_it_diverge_is_named(tmp_path, capsys):
+    assert cli.main(["inspect", "--lr", "1e9", "--out", str(tmp_path / "inspect.png")]) == 2
+    message = capsys.readouterr().err
+    assert "hold NaN or infinity: the model diverged" in message
+    assert "lower the learning rate" in message
+
+
+def test_a_table_wider_than_the_screen_loses_no_number():
+    layer = LayerView("a name of some length", 1_234_567, view(1e-5 * np.eye(4, 9)).products)
+    table = inspection.tabulate(Inspection((layer,)), "wide")
+    console = Console(width=80)
+    with console.capture() as capture:
+        print_whole(console, table)
+    assert "…" not in capture.get()
+    for cell in ("a name of some length", "1,234,567", "1e-05 (1e-05–1e-05)", "2 of 2"):
+        assert cell in capture.get()
+    assert console.width == 80
 
 
 def test_many_layers_are_drawn():
