@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from gradproj.experiments.report.collect import TUNING, collect
@@ -42,6 +43,11 @@ def execute(args: argparse.Namespace) -> int:
         raise ValueError("RUNS is empty; name run folders or exported results, such as runs/")
     runs = args.runs or [args.results]
     collection = collect(runs)
+    if not collection.runs:
+        for problem in collection.problems:
+            print(f"not read: {problem}", file=sys.stderr)
+        print(f"gradproj: no runs found in {', '.join(map(str, runs))}", file=sys.stderr)
+        return 1
     if args.results is not None:
         if args.runs:
             print(f"{len(export(collection.runs, args.results))} runs kept")

@@ -403,6 +403,15 @@ def test_the_command_without_runs_says_what_to_do(capsys):
     assert re.search("RUNS is empty; name run folders", capsys.readouterr().err)
 
 
+def test_the_command_fails_where_it_finds_no_runs(tmp_path, capsys):
+    assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert f"no runs found in {tmp_path}" in capsys.readouterr().err
+    (tmp_path / "other.json").write_text("{}")
+    assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "other.json: key 'config' is missing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 # Sweeps -----------------------------------------------------------------------------------------
 
 
