@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from gradproj.experiments import benchmarks, presets, rng
 from gradproj.experiments.config import RunConfig, merge, resolve
 from gradproj.experiments.inspect import Batch, Loss
 from gradproj.experiments.learner import Learner, make_network
+from gradproj.experiments.loading import load_object
 from gradproj.experiments.runner import stream_options
 from gradproj.experiments.streams import Stream, Task
 
@@ -84,17 +83,7 @@ def from_factory(path: str, lr: float, *, tasks: int | None = None) -> Subject:
     three tasks is an iterable of batches (tuples of tensors), such as a data loader. `tasks` takes
     the first so many of them.
     """
-    module_name, colon, function_name = path.partition(":")
-    if not colon:
-        raise ValueError(f"--factory {path!r} is not understood; write module:function")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--factory {path!r} cannot be loaded: {error}") from error
-    finally:
-        sys.path.pop(0)
-    made = function()
+    made = load_object(path, "--factory")()
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module)):
         raise ValueError(f"--factory {path!r} must return (model, loss, tasks)")
     model, loss, given = made

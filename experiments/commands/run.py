@@ -25,7 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "presets", nargs="*", metavar="PRESET", help="such as mnist-permutations/ours"
     )
     parser.add_argument("--benchmark", help="instead of a preset, together with --method")
-    parser.add_argument("--method", help="instead of a preset, together with --benchmark")
+    parser.add_argument(
+        "--method",
+        help="instead of a preset, together with --benchmark; your own as module:class",
+    )
     parser.add_argument("--seeds", nargs="+", type=_seed, default=[0], metavar="N")
     parser.add_argument(
         "--set",

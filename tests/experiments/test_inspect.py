@@ -222,7 +222,7 @@ def test_fewer_than_one_task_is_refused(tasks, capsys):
 @pytest.mark.parametrize(
     ("path", "match"),
     [
-        ("nothing", "write module:function"),
+        ("nothing", "write module:object"),
         ("no_such_module_here:subject", "cannot be loaded: No module named"),
         ("own_model_for_test:other", "cannot be loaded: module .* has no attribute 'other'"),
         ("own_model_for_test:wrong", r"must return \(model, loss, tasks\)"),
