@@ -61,8 +61,9 @@ class ProjectionLearner(Learner):
         return len(self.memory) if isinstance(self.memory, SubBuffers) else self.current
 
     def effort(self, task: Task) -> float:
-        """One gradient for the new task and one for each old task."""
-        return 1.0 + (len(self.memory) if isinstance(self.memory, SubBuffers) else task.index)
+        """Samples a step, of the new task and of all old ones."""
+        tasks = len(self.memory) if isinstance(self.memory, SubBuffers) else task.index
+        return self.config.batch + tasks * (self.config.memory.batch or self.config.memory.per_task)
 
     def old_batches(self) -> Iterable[tuple[Tensor, ...]]:
         """Draw a batch from the memory of each old task, with the outputs that compete there."""
