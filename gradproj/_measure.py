@@ -21,11 +21,11 @@ _MOST_BLOCKS = 256
 # product (OpenBLAS, one block in the cache); at ten they are even.
 _FEW_ROWS = 8
 
-# OpenBLAS gives a product of more multiplications than this to several threads. For ours that is no
-# gain, and a loss where they contend with torch's threads or with other programs: a step then takes
-# twice to a hundred times as long. So they are cut into products that stay below it, as long as
-# those have some width.
-_ONE_THREAD = 1 << 18
+# OpenBLAS gives products of somewhat more multiplications than this to several threads. For ours
+# that is no gain, and a loss where they contend with torch's threads or with other programs: a step
+# then takes twice to a hundred times as long. So they are cut into pieces that stay below it, as
+# long as those have some width.
+_ONE_THREAD = 3 << 17
 _LEAST_WIDTH = 256
 
 # Squared norms outside this range come too close to where float32 overflows or goes subnormal;
@@ -196,7 +196,7 @@ def _gram(xp: Any, rows: Array) -> Array:
         for i in range(T):
             C[i, : i + 1] = C[: i + 1, i] = rows[: i + 1] @ rows[i]
         return C
-    width = _ONE_THREAD // T**2
+    width = _width(T)
     if width < _LEAST_WIDTH or width >= N:
         return rows @ rows.T
     count = N // width
@@ -206,9 +206,16 @@ def _gram(xp: Any, rows: Array) -> Array:
     return C + rest @ rest.T if rest.shape[1] else C
 
 
+def _width(T: int) -> int:
+    """Columns of a piece of T rows whose product with itself one thread does alone."""
+    return _ONE_THREAD // T**2
+
+
 def _cuts(T: int, N: int) -> Iterator[slice]:
     """Cut N columns of T rows into blocks; one empty block if there are none."""
     block = max(_BLOCK if T > 1 else _BLOCK_OF_ONE, -(-N // _MOST_BLOCKS))
+    if T > _FEW_ROWS and _width(T) < block:
+        block -= block % _width(T)  # Whole pieces: only the last block has a rest.
     return (slice(start, min(start + block, N)) for start in range(0, max(N, 1), block))
 
 

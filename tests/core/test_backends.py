@@ -155,7 +155,7 @@ def test_float32_gradients_of_any_scale(exponent, method):
 
 # The forms of the product on the CPU: one row, row by row, in pieces, in one; and lengths that
 # leave a rest, or none, or are shorter than a piece.
-@pytest.mark.parametrize("T", [1, 3, 9, 20, 32, 33])
+@pytest.mark.parametrize("T", [1, 3, 9, 20, 39, 40])
 @pytest.mark.parametrize("N", [200, 6_550, 70_000])
 def test_blocks_of_columns_add_up_to_the_whole(T, N):
     G = np.random.default_rng(1).standard_normal((T, N)).astype(np.float32)
