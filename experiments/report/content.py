@@ -52,6 +52,11 @@ class Report:
     problems: tuple[str, ...]
     made_with: tuple[str, ...]
 
+    @property
+    def compares(self) -> bool:
+        """Whether any line is judged by a number of the paper."""
+        return any(line.status for s in self.sections for t in s.tables for line in t.lines)
+
     def count(self, status: str) -> int:
         """Count the lines of that status."""
         lines = (line for s in self.sections for table in s.tables for line in table.lines)

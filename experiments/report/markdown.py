@@ -35,7 +35,7 @@ def render(report: Report, title: str, introduction: str = "") -> str:
     signs = "; ".join(
         f"{sign} {words}: {report.count(status)}" for status, (sign, words) in STATUS.items()
     )
-    if any(report.count(status) for status in STATUS):
+    if report.compares:
         lines += [f"Differences to the paper, and how many there are of each: {signs}.", ""]
     for section in report.sections:
         lines += _section(section)
