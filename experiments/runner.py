@@ -176,11 +176,7 @@ class Run:
                 # all that can be set in a run, the rate is what helps.
                 if "NaN or infinity" not in str(error):
                     raise
-                at = self.position
-                raise RunError(
-                    f"the training diverged in task {at.task + 1}, after step {at.total}: its "
-                    f"gradients hold NaN or infinity; lower lr, which is {self.config.lr:g}"
-                ) from error
+                raise self._diverged("its gradients hold NaN or infinity") from error
             finally:
                 self.log.close()
         result = self._result()
@@ -193,10 +189,20 @@ class Run:
             self.record.measure_baseline(self.learner, self.stream, self.device)
         for task in self.stream.tasks[self.position.task :]:
             self._train_task(task)
+            # A number stands for no step yet, in this process.
+            if isinstance(self._loss, Tensor) and not self._loss.isfinite():
+                raise self._diverged(f"its loss is {float(self._loss)}")
             self._evaluate(task)
             total = self.position.total
             self.position = Position(task=task.index + 1, total=total)
             self._maybe_checkpoint()
+
+    def _diverged(self, sign: str) -> RunError:
+        at, rate = self.position, self.config.lr
+        return RunError(
+            f"the training diverged in task {at.task + 1}, after step {at.total}: {sign}; "
+            f"lower lr, which is {rate:g}"
+        )
 
     def _train_task(self, task: Task) -> None:
         at, learner = self.position, self.learner

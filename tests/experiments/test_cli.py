@@ -100,9 +100,10 @@ def test_a_run_that_cannot_be_built_is_one_line_and_leaves_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_that_diverges_is_one_line_that_says_to_lower_the_rate(tmp_path, capsys):
+@pytest.mark.parametrize("method", ["ours", "single"])
+def test_a_run_that_diverges_is_one_line_that_says_to_lower_the_rate(method, tmp_path, capsys):
     changes = ["--set", "stream.tasks=2", "stream.samples=50", "lr=1e9"]
-    assert cli.main(["run", "permuted-digits/ours", *changes, "--out", str(tmp_path)]) == 1
+    assert cli.main(["run", f"permuted-digits/{method}", *changes, "--out", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert "diverged in task 1, after step" in lines[2]
