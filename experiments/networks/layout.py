@@ -5,9 +5,9 @@ from torch import nn
 
 __all__ = ["NARROWEST", "lay_out"]
 
-# With oneDNN's AVX2 kernels (torch 2.13), the backward pass of a strided 1×1 convolution writes past
-# its buffer in this layout, and the process dies: seen with 1 to 5 channels, not with 8, the length
-# of a vector. Twice that stays clear of the same fault with longer vectors.
+# With oneDNN's AVX2 kernels (torch 2.13), the backward pass of a strided 1×1 convolution writes
+# past its buffer in this layout, and the process dies: seen with 1 to 5 channels, not with 8, the
+# length of a vector. Twice that stays clear of the same fault with longer vectors.
 NARROWEST = 16
 
 
