@@ -9,17 +9,13 @@ import numpy as np
 
 from gradproj._arrays import Array, HostArray, device, enter, from_host, to_host
 
-# Columns a block. One block of 20 float32 rows stays in the second-level cache, and a float32 sum
-# over so few columns is good to about 5e-8; the blocks are added up in float64.
+# Columns a block. One block of 20 float32 rows stays near the processor's second-level cache, and a
+# float32 sum over so few columns is good to about 5e-8; the blocks are added up in float64.
 _BLOCK = 1 << 14
 # One row alone has no dependence between rows to lose: longer blocks are precise enough.
 _BLOCK_OF_ONE = 1 << 17
-# A GPU pays for each block with kernel launches: very long gradients get longer blocks.
+# A GPU pays for each block with kernel launches: very long gradients get longer blocks there.
 _MOST_BLOCKS = 256
-
-# Up to this many rows, T products of a block with one of its rows take half the time of one matrix
-# product (OpenBLAS, one block in the cache); at ten they are even.
-_FEW_ROWS = 8
 
 # OpenBLAS gives products of somewhat more multiplications than this to several threads. For ours
 # that is no gain, and a loss where they contend with torch's threads or with other programs: a step
@@ -27,6 +23,11 @@ _FEW_ROWS = 8
 # long as those have some width.
 _ONE_THREAD = 3 << 17
 _LEAST_WIDTH = 256
+
+# Up to this many rows, T products of a block with one of its rows take half to nine tenths of the
+# time of one matrix product, whose kernels are made for more rows. With more, the products of a
+# whole block would go to several threads.
+_FEW_ROWS = _ONE_THREAD // _BLOCK
 
 # Squared norms outside this range come too close to where float32 overflows or goes subnormal;
 # the layer is then measured again in float64.
@@ -152,7 +153,7 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
         wide = xp.asarray(c, device=device(g))
         parts = [
             wide @ xp.astype(G[:, cut], xp.float64) + xp.astype(g[cut], xp.float64)
-            for cut in _cuts(*G.shape)
+            for cut in _cuts(xp, *G.shape)
         ]
         return xp.astype(xp.concat(parts), g.dtype)
     # The product of a vector with a single row is oddly slow in BLAS.
@@ -164,7 +165,7 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
 def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]:
     """Return G Gᵀ and G g, float64, on the device of the gradients."""
     C = h = None
-    for cut in _cuts(*G.shape):
+    for cut in _cuts(xp, *G.shape):
         rows, new = G[:, cut], g[cut]
         if precise:
             rows, new = xp.astype(rows, xp.float64), xp.astype(new, xp.float64)
@@ -211,11 +212,14 @@ def _width(T: int) -> int:
     return _ONE_THREAD // T**2
 
 
-def _cuts(T: int, N: int) -> Iterator[slice]:
+def _cuts(xp: Any, T: int, N: int) -> Iterator[slice]:
     """Cut N columns of T rows into blocks; one empty block if there are none."""
-    block = max(_BLOCK if T > 1 else _BLOCK_OF_ONE, -(-N // _MOST_BLOCKS))
-    if T > _FEW_ROWS and _width(T) < block:
-        block -= block % _width(T)  # Whole pieces: only the last block has a rest.
+    block = _BLOCK if T > 1 else _BLOCK_OF_ONE
+    if xp is not np:
+        block = max(block, -(-N // _MOST_BLOCKS))
+    elif T > _FEW_ROWS and _width(T) >= _LEAST_WIDTH:
+        # The products with g stay on one thread too, and only the last block has a rest.
+        block = _ONE_THREAD // T // _width(T) * _width(T)
     return (slice(start, min(start + block, N)) for start in range(0, max(N, 1), block))
 
 

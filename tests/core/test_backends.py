@@ -155,12 +155,13 @@ def test_float32_gradients_of_any_scale(exponent, method):
 
 # The forms of the product on the CPU: one row, row by row, in pieces, in one; and lengths that
 # leave a rest, or none, or are shorter than a piece.
-@pytest.mark.parametrize("T", [1, 3, 9, 20, 39, 40])
+@pytest.mark.parametrize("T", [1, 3, 20, 24, 25, 39, 40])
 @pytest.mark.parametrize("N", [200, 6_550, 70_000])
 def test_blocks_of_columns_add_up_to_the_whole(T, N):
     G = np.random.default_rng(1).standard_normal((T, N)).astype(np.float32)
     C, h = gp.measure(G[0], G)
-    exact = G.astype(float) @ G.astype(float).T
+    # Not as a matrix product, whose own rounding in float64 is as large as what is looked for.
+    exact = np.stack([(row * G.astype(float)).sum(1) for row in G.astype(float)])
     assert np.abs(C - exact).max() < 1e-6 * N
     assert np.abs(h - exact[0]).max() < 1e-6 * N
     C, h = gp.measure(G[0], G, precise=True)
