@@ -29,6 +29,10 @@ _LEAST_WIDTH = 256
 # whole block would go to several threads.
 _FEW_ROWS = _ONE_THREAD // _BLOCK
 
+# Float32 gradients of up to so many numbers are measured in float64: next to no time for biases and
+# norms, and a few directions that the old tasks nearly use up are told apart by what float32 loses.
+_SMALL = 1 << 10
+
 # Squared norms outside this range come too close to where float32 overflows or goes subnormal;
 # the layer is then measured again in float64.
 _SAFE_SQUARE = (1e-24, 1e36)
@@ -118,11 +122,14 @@ def measure_layers(
     xp: Any, g: list[Array], G: list[Array], precise: bool, labels: list[str]
 ) -> tuple[HostArray, HostArray, list[bool]]:
     """Measure layers of one T: C (L, T, T), h (L, T), and which layers needed float64."""
+    narrow = g[0].dtype != xp.float64
+    widened = [narrow and (precise or g_l.shape[0] <= _SMALL) for g_l in g]
     # Overflow is no accident here: it is looked for below.
     with np.errstate(over="ignore", invalid="ignore"):
-        blocks = [_products(xp, g_l, G_l, precise) for g_l, G_l in zip(g, G, strict=True)]
+        blocks = [
+            _products(xp, g_l, G_l, wide) for g_l, G_l, wide in zip(g, G, widened, strict=True)
+        ]
     C, h = (stack_on_host(xp, parts) for parts in zip(*blocks, strict=True))
-    widened = [precise] * len(g)
     squares = np.diagonal(C, axis1=1, axis2=2)
     products = np.abs(h).max(1, initial=0.0)
     low, high = _SAFE_SQUARE
@@ -130,9 +137,9 @@ def measure_layers(
     usual = squares.size and squares.min() > low and squares.max() < high
     if usual and products.min() > low and products.max() < high:
         return C, h, widened
-    if g[0].dtype != xp.float64 and not precise:
+    if narrow and not all(widened):
         safe = ((squares > low) & (squares < high)).all(1) & (products > low) & (products < high)
-        for layer in np.flatnonzero(~safe):
+        for layer in np.flatnonzero(~safe & ~np.asarray(widened)):
             if not _only_zeros(xp, g[layer], G[layer], squares[layer], products[layer]):
                 C[layer], h[layer] = map(to_host, _products(xp, g[layer], G[layer], True))
                 widened[layer] = True

@@ -3,7 +3,7 @@
 import array_api_compat
 import numpy as np
 import pytest
-from support import backends
+from support import backends, zoo
 
 import gradproj as gp
 
@@ -141,13 +141,15 @@ def test_strided_memory(library, order):
 
 @pytest.mark.parametrize("exponent", [-35, -30, -22, 22, 30, 37])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_float32_gradients_of_any_scale(exponent, method):
-    G = (OLD * 10.0**exponent).astype(np.float32)
-    g = NEW.astype(np.float32)
-    assert np.allclose(gp.project(g, G, method), gp.project(NEW, OLD, method), atol=1e-4)
-    tiny = (NEW * 10.0**exponent).astype(np.float32)
-    w = gp.project(tiny, OLD.astype(np.float32), method)
-    expected = gp.project(NEW, OLD, method)
+@pytest.mark.parametrize("stretch", [np.asarray, zoo.lengthened])
+def test_float32_gradients_of_any_scale(exponent, method, stretch):
+    new, old = stretch(NEW), stretch(OLD)
+    G = (old * 10.0**exponent).astype(np.float32)
+    g = new.astype(np.float32)
+    expected = gp.project(new, old, method)
+    assert np.allclose(gp.project(g, G, method), expected, atol=1e-4)
+    tiny = (new * 10.0**exponent).astype(np.float32)
+    w = gp.project(tiny, old.astype(np.float32), method)
     assert np.allclose(
         w.astype(float) / 10.0**exponent, expected, atol=1e-2 if exponent < -34 else 1e-4
     )
@@ -171,7 +173,7 @@ def test_blocks_of_columns_add_up_to_the_whole(T, N):
 def test_only_what_float32_cannot_hold_is_measured_in_float64():
     from gradproj._measure import measure_layers
 
-    g, G = NEW.astype(np.float32), OLD.astype(np.float32)
+    g, G = (zoo.lengthened(x).astype(np.float32) for x in (NEW, OLD))
     unused = G.copy()
     unused[1] = 0.0
     cases = {
@@ -182,6 +184,7 @@ def test_only_what_float32_cannot_hold_is_measured_in_float64():
         "tiny": (g, G * np.float32(1e-25), True),
         "one tiny": (g, np.vstack([G, 1e-25 * G[:1]]).astype(np.float32), True),
         "tiny products": (g * np.float32(1e-30), G, True),
+        "short": (g[:11], G[:, :11], True),
     }
     for name, (new, old, wide) in cases.items():
         C, h, widened = measure_layers(np, [new], [old], False, [""])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support import zoo
 
 import gradproj as gp
 
@@ -49,13 +50,14 @@ def test_recorded_tensors():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("method", [gp.Decomposed(), gp.GEM(), gp.AGEM()], ids=repr)
+@pytest.mark.parametrize("stretch", [np.asarray, zoo.lengthened])
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-def test_not_finite(bad, dtype, method):
-    new, old = g.astype(dtype), G.astype(dtype)
+def test_not_finite(bad, dtype, method, stretch):
+    new, old = (stretch(x.astype(dtype, copy=True)) for x in (g, G))
     old[1, 2] = bad
     with pytest.raises(ValueError, match=r"^G( \(row [01]\))? holds NaN, infinity or numbers too"):
         gp.project(new, old, method)
-    new, old = g.astype(dtype), G.astype(dtype)
+    new, old = (stretch(x.astype(dtype, copy=True)) for x in (g, G))
     new[0] = bad
     with pytest.raises(ValueError, match=r"^g holds NaN, infinity or numbers too large to square"):
         gp.project(new, old, method)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from gradproj._measure import _SMALL
+
 _rng = np.random.default_rng(20210619)
 
 
@@ -16,6 +18,11 @@ def _softmax_bias() -> np.ndarray:
     """Ten numbers that sum to zero, under 12 tasks: 9 dimensions for 11 residuals."""
     rows = _normal(12, 10)
     return rows - rows.mean(1, keepdims=True)
+
+
+def lengthened(x: np.ndarray) -> np.ndarray:
+    """Append zeros, which change nothing but that float32 is no longer short enough to widen."""
+    return np.concatenate([x, np.zeros((*x.shape[:-1], _SMALL), x.dtype)], axis=-1)
 
 
 NAMED: dict[str, np.ndarray] = {
