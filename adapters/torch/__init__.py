@@ -32,8 +32,9 @@ What is in ``.grad``
     Views of a buffer that the next step writes to: clone what you want to keep.
 Precision
     There is no ``precise`` as in :func:`gradproj.project`. Inner products of float32 gradients are
-    formed in float32 block by block and the blocks added up in float64; w is combined in float32. A
-    float64 model is computed in float64 throughout.
+    formed in float32 block by block and the blocks added up in float64, those of layers of up to
+    1,024 numbers in float64; w is combined in float32. A float64 model is computed in float64
+    throughout.
 """
 
 from gradproj.adapters.torch.functional import project_gradients

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 import gradproj as gp
-from gradproj.adapters.torch import checks, engines, states, statistics
+from gradproj.adapters.torch import checks, draws, engines, states, statistics
 from gradproj.adapters.torch.distributed import Processes
-from gradproj.adapters.torch.gradients import Gradients
+from gradproj.adapters.torch.draws import Drawn
 from gradproj.adapters.torch.layers import Layers
 from gradproj.adapters.torch.recorder import Recorder
 
@@ -73,10 +73,11 @@ class Projector:
 
     Notes
     -----
-    A parameter that a loss does not use counts as a zero gradient there; one that no loss of the
-    step uses gets ``.grad = None``, so that the optimizer passes over it as it always does. What
-    momentum, mixed precision and clipping mean here is told in :mod:`gradproj.adapters.torch`. A
-    copied or pickled projector takes its model along, but no gradients: copy it between steps.
+    A parameter that a loss does not use counts as a zero gradient there; one for which no backward
+    call of the step has a gradient gets ``.grad = None``, so that the optimizer passes over it as
+    it always does. What momentum, mixed precision and clipping mean here is told in
+    :mod:`gradproj.adapters.torch`. A copied or pickled projector takes its model along, but no
+    gradients: copy it between steps.
 
     Examples
     --------
@@ -142,19 +143,26 @@ class Projector:
             is called last, after the old tasks, as the paper's training does.
         old_losses : iterable of tensors or callables
             Loss of each old task, consumed one by one: with callables or a generator only one
-            graph is alive at any time.
+            graph is alive at any time. Of a list, :class:`gradproj.SGEM` runs the drawn task's
+            backward alone; the others are called, not run backward.
         """
         self._recorder.begin()
+        drawn = draws.draw(self.method, old_losses)
         if isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
         with nullcontext() if self.running_statistics else statistics.kept(self.model):
             if not self.running_statistics:
                 statistics.refuse_tensors(old_losses)
             for task, loss in enumerate(old_losses):
-                self._run(loss, task + 1)
+                if drawn is None:
+                    self._run(loss, task + 1)
+                elif task == drawn.task:
+                    self._run(loss, 1)
+                else:  # for what the pass itself does, such as moving the statistics of batch norm
+                    _value(loss, task + 1)
         if not isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
-        self._project()
+        self._project(drawn)
 
     def backward_batches(
         self,
@@ -186,10 +194,16 @@ class Projector:
         """
         self.engine = engines.choose(self._wanted_engine, self.model, old)
         if self.engine == "loop":
-            old_losses = (partial(loss, self.model, *batch) for batch in old)
+            old_losses = [partial(loss, self.model, *batch) for batch in old]
             self.backward(partial(loss, self.model, *new), old_losses)
             return
         self._recorder.begin()
+        drawn = draws.draw(self.method, old)
+        if drawn is not None:  # and the losses of the others do nothing else
+            self._run(partial(loss, self.model, *old[drawn.task]), 1)
+            self._run(partial(loss, self.model, *new), 0)
+            self._project(drawn)
+            return
         try:
             gradients = engines.vectorised(self.model, loss, old)
         except RuntimeError as error:
@@ -266,32 +280,29 @@ class Projector:
         states.load(state, self.method, self.layers)
 
     def _run(self, loss: Loss, row: int) -> None:
-        value = loss if isinstance(loss, Tensor) else loss()
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{'new_loss' if row == 0 else f'old_losses[{row - 1}]'} is a "
-                f"{type(value).__name__}; pass a scalar tensor or a function that returns one"
-            )
+        value = _value(loss, row)
         self._recorder.aim(row)
         value.backward()  # type: ignore[no-untyped-call]
         self._recorder.collect(row)
 
-    def _project(self) -> None:
+    def _project(self, drawn: Drawn | None = None) -> None:
         tasks, touched = self._recorder.tasks(), self._recorder.touched()
         gradients = self._recorder.gradients
         touched = self._processes.share(gradients, tasks + 1, touched)
-        self.last = self._solve(gradients, tasks)
+        self.last = self._solve(self.method if drawn is None else drawn.method, tasks)
         if self.last is not None:
             gradients.combine(self.last.coefficients)
+            self.last = self.last if drawn is None else drawn.among_all(self.last)
         gradients.finish(touched)
         self._recorder.forget()
 
-    def _solve(self, gradients: Gradients, tasks: int) -> gp.Solution | None:
+    def _solve(self, method: gp.Method, tasks: int) -> gp.Solution | None:
         """Return what the method makes of the inner products; None if the step is skipped."""
+        gradients = self._recorder.gradients
         C, h = self._processes.total(*gradients.measure(tasks), gradients)
         if np.isfinite(C.sum() + h.sum()):
             C, h = C[:, :tasks, :tasks], h[:, :tasks]
-            return self.method.solve(C, h, tolerance=gradients.tolerance)
+            return method.solve(C, h, tolerance=gradients.tolerance)
         if self.overflow == "raise":
             self._recorder.forget()
             finite = np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)
@@ -302,3 +313,14 @@ class Projector:
             )
         gradients.poison()
         return None
+
+
+def _value(loss: Loss, row: int) -> Tensor:
+    """Return the value of a loss, computed now if it is a function."""
+    value = loss if isinstance(loss, Tensor) else loss()
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{'new_loss' if row == 0 else f'old_losses[{row - 1}]'} is a "
+            f"{type(value).__name__}; pass a scalar tensor or a function that returns one"
+        )
+    return value

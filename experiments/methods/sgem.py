@@ -25,8 +25,8 @@ class Options:
     Attributes
     ----------
     form : str
-        "original": draw a task, then compute its gradient alone; "table": compute the
-        gradients of all old tasks (which moves batch-norm statistics), then draw.
+        "original": draw a task and use its memory alone; "table": pass the batches of all old
+        tasks through the network, which moves batch-norm statistics, as the published code does.
     strength : float
         Least multiple of the drawn gradient that a violation adds.
     """
@@ -42,7 +42,7 @@ class SGEM(ProjectionLearner):
     Options = Options
 
     def projection(self) -> gp.Method:
-        """One constraint: of the drawn gradient, or of the only one."""
+        """One constraint: of the drawn task's gradient, or of the only one."""
         if self.options.form == "original":
             return gp.AGEM(strength=self.options.strength)
         seed = rng.derive(self.config.seed, "sgem")

@@ -1,5 +1,8 @@
 """The adapter against the slow reference, on the kinds of networks that people have."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -139,3 +142,53 @@ def test_equal_seeds_give_equal_bits():
 
     first, second = run(), run()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "convolutional"])
+def test_sgem_runs_the_backward_of_the_drawn_task_alone(kind):
+    def steps(form):
+        torch.manual_seed(3)
+        model, (new, *old) = setting(kind, 4)
+        backwards = []
+
+        def counted(batch):
+            value = loss(model, *batch)
+            value.register_hook(backwards.append)
+            return value
+
+        projector, found = Projector(model, gp.SGEM(strength=0.5, seed=5)), []
+        for _ in range(6):
+            projector.backward(lambda: counted(new), form(partial(counted, b) for b in old))
+            found.append((projector.last, [p.grad.clone() for p in model.parameters()]))
+        return found, len(backwards), dict(model.named_buffers())
+
+    # A generator does not tell how many tasks there are: all run backward, and one is drawn after.
+    some, few, buffers = steps(list)
+    every, many, expected = steps(iter)
+    assert (few, many) == (6 * 2, 6 * 5)
+    tasks = set()
+    for (last, gradients), (other, others) in zip(some, every, strict=True):
+        assert last.coefficients.shape == other.coefficients.shape
+        assert np.allclose(last.coefficients, other.coefficients, rtol=1e-4, atol=1e-7)
+        assert np.array_equal(last.corrected, other.corrected)
+        tasks |= set(np.flatnonzero(last.coefficients.any(0)).tolist())
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, others, strict=True))
+    assert len(tasks) > 1, "the same task at each step"
+    assert all(torch.equal(buffers[name], expected[name]) for name in expected)
+
+
+def test_sgem_from_batches_computes_the_drawn_batch_alone_where_losses_only_return_values():
+    model, (new, *old) = setting("mlp", 12)
+    grads = {}
+    for engine, calls in (("vmap", 2), ("loop", 13)):
+        seen = []
+
+        def counted(model, *batch, seen=seen):
+            seen.append(batch)
+            return loss(model, *batch)
+
+        projector = Projector(model, gp.SGEM(strength=0.5, seed=5), engine=engine)
+        projector.backward_batches(counted, new, old)
+        assert len(seen) == calls
+        grads[engine] = [p.grad.clone() for p in model.parameters()]
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*grads.values(), strict=True))
