@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+import gradproj as gp
 from gradproj.adapters.torch.layers import Layers, group_parameters
 from gradproj.adapters.torch.statistics import kept
 
@@ -173,7 +174,7 @@ def measure(
         for name, members in groups.items():
             G = np.stack([np.concatenate([row[member] for member in members]) for row in rows])
             if not np.isfinite(G).all():
-                raise ValueError(
+                raise gp.NotFiniteError(
                     f"the gradients of layer {name!r} hold NaN or infinity: the model diverged "
                     "while it was trained; lower the learning rate, lr"
                 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 import gradproj as gp
@@ -18,7 +18,9 @@ from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 
-__all__ = ["ProjectionLearner", "layer_groups"]
+__all__ = ["LayerNames", "ProjectionLearner", "layer_groups"]
+
+LayerNames = Literal["module", "tensor", "child", "five", "all"]
 
 
 def layer_groups(model: nn.Module, layers: str) -> str | list[list[str]]:
@@ -110,9 +112,7 @@ class ProjectionLearner(Learner):
         last = self.projector.last
         if last is None or self.current == 0:
             return Step(loss)
-        corrected = torch.as_tensor(last.corrected, dtype=torch.float64)
-        ranks = torch.as_tensor(last.rank).reshape(-1)
-        return Step(loss, float(corrected.mean()), ranks.tolist())
+        return Step(loss, float(last.corrected.mean()), last.rank.tolist())
 
     def _build_memory(self) -> EpisodicMemory | SubBuffers:
         memory, seed = self.config.memory, rng.derive(self.config.seed, "memory")

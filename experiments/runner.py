@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import gradproj as gp
 from gradproj.experiments import benchmarks, methods, rng
 from gradproj.experiments.config import RunConfig
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
@@ -171,11 +172,8 @@ class Run:
         with deferred_signals(self._request_stop):
             try:
                 self._train()
-            except ValueError as error:
-                # The projections refuse such gradients. What they advise is for their callers: of
-                # all that can be set in a run, the rate is what helps.
-                if "NaN or infinity" not in str(error):
-                    raise
+            except gp.NotFiniteError as error:
+                # What it advises is for callers: of all that can be set in a run, the rate helps.
                 raise self._diverged("its gradients hold NaN or infinity") from error
             finally:
                 self.log.close()

@@ -22,6 +22,7 @@ from gradproj._agem import AGEM
 from gradproj._basis import decompose, gram_schmidt, principal_components
 from gradproj._closed_form import KKTResiduals, kkt_residuals, solve
 from gradproj._decomposed import Decomposed
+from gradproj._errors import NotFiniteError
 from gradproj._gem import GEM
 from gradproj._measure import combine, measure
 from gradproj._method import Method, Solution
@@ -35,6 +36,7 @@ __all__ = [
     "Decomposed",
     "KKTResiduals",
     "Method",
+    "NotFiniteError",
     "Projection",
     "Solution",
     "combine",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradproj._arrays import Array, bits, check_array, device, namespace
+from gradproj._errors import NotFiniteError
 
 
 def decompose(G: Array) -> tuple[Array, Array]:
@@ -172,5 +173,5 @@ def _enter(name: str, x: Array, dimensions: int) -> tuple[Any, Array, Any]:
     xp = namespace(x)
     wide = xp.astype(x, xp.float32) if bits(xp, x.dtype) == 16 else x
     if not bool(xp.all(xp.isfinite(wide))):
-        raise ValueError(f"{name} holds NaN or infinity: skip this step")
+        raise NotFiniteError(f"{name} holds NaN or infinity: skip this step")
     return xp, wide, x.dtype

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradproj._arrays import Array, HostArray, device, enter, from_host, to_host
+from gradproj._errors import NotFiniteError
 
 # Columns a block. One block of 20 float32 rows stays near the processor's second-level cache, and a
 # float32 sum over so few columns is good to about 5e-8; the blocks are added up in float64.
@@ -241,7 +242,7 @@ def _check_finite(C: HostArray, h: HostArray, labels: list[str]) -> None:
         squares = np.diagonal(C[layer])
         rows = np.flatnonzero(~np.isfinite(squares))
         name = f"G{labels[layer]} (row {rows[0]})" if len(rows) else f"g{labels[layer]}"
-        raise ValueError(
+        raise NotFiniteError(
             f"{name} holds NaN, infinity or numbers too large to square: skip this step, "
             "or lower the learning rate or the loss scale"
         )

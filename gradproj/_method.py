@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradproj._arrays import HostArray
+from gradproj._errors import NotFiniteError
 
 # Relative accuracy below which a squared length counts as zero. Inner products of float64 gradients
 # are good to about 1e-16 of the squared norms, blocked float32 ones to about 5e-8.
@@ -107,7 +108,7 @@ class Method(ABC):
                 "(L, T, T) and (L, T)"
             )
         if not (np.isfinite(C).all() and np.isfinite(h).all()):
-            raise ValueError("C or h holds NaN or infinity: check the gradients they come from")
+            raise NotFiniteError("C or h holds NaN or infinity: check the gradients they come from")
         if h.ndim == 1:
             return self.solve_layers(C[None], h[None], tolerance)[0]
         return self.solve_layers(C, h, tolerance)

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradproj._arrays import Array, Entered, HostArray, common_namespace, enter, from_host
 from gradproj._decomposed import Decomposed
+from gradproj._errors import NotFiniteError
 from gradproj._measure import combine_layer, measure_layers, stack_on_host
 from gradproj._method import TOLERANCE_32, TOLERANCE_64, Method, Solution
 
@@ -188,7 +189,7 @@ def _project(
     if T == 0:
         for layer, label in zip(layers, labels, strict=True):
             if not bool(layer.xp.all(layer.xp.isfinite(layer.g))):
-                raise ValueError(f"g{label} holds NaN or infinity: skip this step")
+                raise NotFiniteError(f"g{label} holds NaN or infinity: skip this step")
         copies = [layer.leave(layer.xp.asarray(layer.g, copy=True)) for layer in layers]
         return copies, method.solve_layers(np.zeros((len(g), 0, 0)), np.zeros((len(g), 0)), 0.0)
 

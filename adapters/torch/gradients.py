@@ -25,7 +25,7 @@ def _measure_one_by_one(new: Sequence[Any], old: Sequence[Any]) -> tuple[Floats,
     T = len(old[0])
     C, h = np.full((len(new), T, T), np.nan), np.full((len(new), T), np.nan)
     for layer, (g, G) in enumerate(zip(new, old, strict=True)):
-        with suppress(ValueError):
+        with suppress(gp.NotFiniteError):
             C[layer], h[layer] = gp.measure(g, G)
     return C, h
 
@@ -109,7 +109,7 @@ class Gradients:
                 C_part, h_part, _ = measure_layers(
                     block.namespace, parts.new, parts.old, False, [""] * len(numbers)
                 )
-            except ValueError:
+            except gp.NotFiniteError:
                 # Not finite. Other processes wait for this one's numbers, so it goes on.
                 C_part, h_part = _measure_one_by_one(parts.new, parts.old)
             if len(self.blocks) == 1:

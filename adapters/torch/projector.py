@@ -306,7 +306,7 @@ class Projector:
         if self.overflow == "raise":
             self._recorder.forget()
             finite = np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)
-            raise ValueError(
+            raise gp.NotFiniteError(
                 f"the gradients of layer {list(self.layers)[finite.argmin()]!r} hold NaN or "
                 "infinity; lower the learning rate, or with mixed precision use "
                 'overflow="skip"'

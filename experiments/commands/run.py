@@ -148,7 +148,7 @@ def _summarise(outcomes: Sequence[Outcome], out: Path, console: Console) -> int:
     kinds = [outcome.kind for outcome in outcomes]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     console.print(f"{counts}; results in {out}", highlight=False, soft_wrap=True)
-    for outcome in outcomes:
+    for outcome in outcomes if len(outcomes) > 1 else ():  # One run alone has just said so.
         if outcome.kind == "failed":
             console.print(
                 f"{outcome.name}: {outcome.message}", highlight=False, markup=False, soft_wrap=True

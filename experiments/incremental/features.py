@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradproj.experiments.evaluation import BATCH
 from gradproj.experiments.networks import Network
 
 __all__ = ["embed"]
 
 
 @torch.no_grad()
-def embed(network: Network, x: Tensor, batch: int = 200) -> Tensor:
+def embed(network: Network, x: Tensor, batch: int = BATCH) -> Tensor:
     """Return the features of images, on the network's device, in evaluation mode.
 
     Examples

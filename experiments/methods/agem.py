@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gradproj as gp
-from gradproj.experiments.projection import ProjectionLearner
+from gradproj.experiments.projection import LayerNames, ProjectionLearner
 from gradproj.experiments.schema import ranged
 from gradproj.experiments.streams import Task
 
@@ -35,7 +35,7 @@ class Options:
     form: Literal["table", "original"] = "table"
     reference: int = ranged(256, low=1)
     strength: float = ranged(0.0, low=0.0)
-    layers: str = "all"
+    layers: LayerNames = "all"
 
 
 class AGEM(ProjectionLearner):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import gradproj as gp
-from gradproj.experiments.projection import ProjectionLearner
+from gradproj.experiments.projection import LayerNames, ProjectionLearner
 from gradproj.experiments.schema import ranged
 
 __all__ = ["GEM"]
@@ -16,7 +16,7 @@ class Options:
     """`strength`: least dual variable on a violation; `layers`: "all" is GEM as published."""
 
     strength: float = ranged(0.0, low=0.0)
-    layers: str = "all"
+    layers: LayerNames = "all"
 
 
 class GEM(ProjectionLearner):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import gradproj as gp
-from gradproj.experiments.projection import ProjectionLearner
+from gradproj.experiments.projection import LayerNames, ProjectionLearner
 from gradproj.experiments.schema import ranged
 
 __all__ = ["Ours"]
@@ -31,7 +31,7 @@ class Options:
 
     rank: int | float | Literal["full"] = ranged(5, low=0)
     relaxation: Literal["pca", "first", "last"] = "pca"
-    layers: str = "module"
+    layers: LayerNames = "module"
     strength: float = ranged(0.0, low=0.0)
 
 
