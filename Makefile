@@ -51,6 +51,7 @@ bench: $(VENV)/bench
 	cd benchmarks && ../$(BIN)/python core.py
 	cd benchmarks && ../$(BIN)/python precision.py
 	cd benchmarks && ../$(BIN)/python adapter.py
+	cd benchmarks && ../$(BIN)/python threads.py
 	cd benchmarks && ../$(BIN)/python steps.py
 	cd benchmarks && ../$(BIN)/python runs.py
 	cd benchmarks && ../$(BIN)/python soak.py
