@@ -141,8 +141,8 @@ class Method(ABC):
     def _reduce(self, T: int) -> tuple[HostArray, Method] | None:
         """Return weights (1, T) and the method for the one gradient `weights @ G`, if that will do.
 
-        A method that looks at the old gradients only through one combination of them is spared the
-        T×T products this way.
+        A method that looks at the old gradients only through the sum of some of them is spared the
+        T×T products this way: the weights are one number for those, and 0 for the others.
         """
         del T
         return None

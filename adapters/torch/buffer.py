@@ -106,9 +106,12 @@ class Block:
             )
         return self._parts[1]
 
-    def aim(self, row: int) -> None:
-        """Zero the row and let every `.grad` be a view of it."""
-        (self.rows[row] if self.landing is None else self.landing).zero_()
+    def aim(self, row: int, add: bool = False) -> None:
+        """Let every `.grad` be a view of the row; zero it unless backward is to add to it."""
+        if self.landing is not None:
+            self.landing.zero_()
+        elif not add:
+            self.rows[row].zero_()
         for p, grad in zip(self.parameters, self.grads[row], strict=True):
             p.grad = grad
 
@@ -116,8 +119,12 @@ class Block:
         """Write counts of the row's views; they move when autograd accumulates."""
         return [view._version for view in self.views[row]]
 
-    def collect(self, row: int, before: Sequence[int] | None) -> tuple[list[bool], int]:
+    def collect(
+        self, row: int, before: Sequence[int] | None, add: bool = False
+    ) -> tuple[list[bool], int]:
         """Bring `.grad` into the row where it is not there already.
+
+        With `add`, the row was aimed at with what it had: autograd has added to it.
 
         Returns
         -------
@@ -134,7 +141,8 @@ class Block:
             if found is grad:
                 touched.append(before is None or view._version != before[k])
             elif found is None:
-                view.zero_()
+                if not add:
+                    view.zero_()
                 touched.append(False)
             else:
                 if found.layout != torch.strided:
@@ -145,7 +153,9 @@ class Block:
                 view.copy_(shards.local(found))
                 touched.append(True)
                 copied += 1
-        if self.landing is not None:
+        if self.landing is not None and add:
+            self.rows[row] += self.landing
+        elif self.landing is not None:
             self.rows[row].copy_(self.landing)
         return touched, copied
 

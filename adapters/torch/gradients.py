@@ -56,18 +56,20 @@ class Gradients:
         for block in self.blocks:
             block.reserve(rows)
 
-    def aim(self, row: int) -> list[list[int]]:
-        """Zero a row and let every `.grad` be a view of it; return the views' write counts."""
+    def aim(self, row: int, add: bool = False) -> list[list[int]]:
+        """Let every `.grad` be a view of a row, as `Block.aim`; return the views' write counts."""
         for block in self.blocks:
-            block.aim(row)
+            block.aim(row, add)
         return [block.versions(row) for block in self.blocks]
 
-    def collect(self, row: int, before: list[list[int]] | None) -> tuple[list[bool], int]:
+    def collect(
+        self, row: int, before: list[list[int]] | None, add: bool = False
+    ) -> tuple[list[bool], int]:
         """Bring `.grad` into the row; return which parameters have one and how many were copied."""
         touched: list[bool] = []
         copied = 0
         for number, block in enumerate(self.blocks):
-            flags, count = block.collect(row, before[number] if before else None)
+            flags, count = block.collect(row, before[number] if before else None, add)
             touched += flags
             copied += count
         return touched, copied
@@ -117,6 +119,11 @@ class Gradients:
             C[numbers] += C_part
             h[numbers] += h_part
         return C, h
+
+    def squares(self) -> Floats:
+        """Squared length of row 1 in each layer."""
+        C, _ = self.measure(1)
+        return C[:, 0, 0]
 
     def combine(self, coefficients: Floats) -> None:
         """Turn row 0 into w = g + cᵀG, in place."""

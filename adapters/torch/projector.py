@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 import gradproj as gp
-from gradproj.adapters.torch import checks, draws, engines, states, statistics
+from gradproj.adapters.torch import checks, engines, reductions, states, statistics
 from gradproj.adapters.torch.distributed import Processes
-from gradproj.adapters.torch.draws import Drawn
+from gradproj.adapters.torch.gradients import Floats
 from gradproj.adapters.torch.layers import Layers
 from gradproj.adapters.torch.recorder import Recorder
+from gradproj.adapters.torch.reductions import Reduction
 
 Loss = Tensor | Callable[[], Tensor]
 
@@ -143,26 +144,31 @@ class Projector:
             is called last, after the old tasks, as the paper's training does.
         old_losses : iterable of tensors or callables
             Loss of each old task, consumed one by one: with callables or a generator only one
-            graph is alive at any time. Of a list, :class:`gradproj.SGEM` runs the drawn task's
-            backward alone; the others are called, not run backward.
+            graph is alive at any time. Of a list, methods that need only one combination of the
+            old gradients keep that one alone: :class:`gradproj.AGEM` and
+            :class:`gradproj.Decomposed` with ``rank=0`` their sum, whatever the number of tasks,
+            and :class:`gradproj.SGEM` the drawn one; the others are called, not run backward.
         """
         self._recorder.begin()
-        drawn = draws.draw(self.method, old_losses)
+        reduction, one = self._reduction(old_losses), None
         if isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
         with nullcontext() if self.running_statistics else statistics.kept(self.model):
             if not self.running_statistics:
                 statistics.refuse_tensors(old_losses)
             for task, loss in enumerate(old_losses):
-                if drawn is None:
+                if reduction is None:
                     self._run(loss, task + 1)
-                elif task == drawn.task:
-                    self._run(loss, 1)
+                elif task in reduction.tasks:
+                    first, *others = reduction.tasks
+                    self._run(loss, task + 1, row=1, add=task != first)
+                    if task == first and others:
+                        one = self._recorder.gradients.squares()
                 else:  # for what the pass itself does, such as moving the statistics of batch norm
                     _value(loss, task + 1)
         if not isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
-        self._project(drawn)
+        self._project(reduction, one)
 
     def backward_batches(
         self,
@@ -198,11 +204,13 @@ class Projector:
             self.backward(partial(loss, self.model, *new), old_losses)
             return
         self._recorder.begin()
-        drawn = draws.draw(self.method, old)
-        if drawn is not None:  # and the losses of the others do nothing else
-            self._run(partial(loss, self.model, *old[drawn.task]), 1)
+        reduction = self._reduction(old)
+        if reduction is not None and len(reduction.tasks) == 1:
+            # The losses do nothing but return values: those that are not drawn need no call.
+            drawn = reduction.tasks[0]
+            self._run(partial(loss, self.model, *old[drawn]), drawn + 1, row=1)
             self._run(partial(loss, self.model, *new), 0)
-            self._project(drawn)
+            self._project(reduction)
             return
         try:
             gradients = engines.vectorised(self.model, loss, old)
@@ -279,30 +287,39 @@ class Projector:
         self._recorder.sync()
         states.load(state, self.method, self.layers)
 
-    def _run(self, loss: Loss, row: int) -> None:
-        value = _value(loss, row)
-        self._recorder.aim(row)
-        value.backward()  # type: ignore[no-untyped-call]
-        self._recorder.collect(row)
+    def _reduction(self, old: object) -> Reduction | None:
+        found = reductions.find(self.method, old)
+        # A sum that cancels is recognised by one of its terms, of which each process has its own.
+        alone = self._processes.mode is None or found is None or len(found.tasks) == 1
+        return found if alone else None
 
-    def _project(self, drawn: Drawn | None = None) -> None:
+    def _run(self, loss: Loss, number: int, *, row: int | None = None, add: bool = False) -> None:
+        """Run a loss backward: the new task's (0) or an old one's (from 1 on), into its row."""
+        row = number if row is None else row
+        value = _value(loss, number)
+        self._recorder.aim(row, add=add)
+        value.backward()  # type: ignore[no-untyped-call]
+        self._recorder.collect(row, add=add)
+
+    def _project(self, reduction: Reduction | None = None, one: Floats | None = None) -> None:
         tasks, touched = self._recorder.tasks(), self._recorder.touched()
         gradients = self._recorder.gradients
         touched = self._processes.share(gradients, tasks + 1, touched)
-        self.last = self._solve(self.method if drawn is None else drawn.method, tasks)
+        solve = self.method.solve if reduction is None else partial(reduction.solve, one=one)
+        self.last = self._solve(solve, tasks)
         if self.last is not None:
             gradients.combine(self.last.coefficients)
-            self.last = self.last if drawn is None else drawn.among_all(self.last)
+            self.last = self.last if reduction is None else reduction.among_all(self.last)
         gradients.finish(touched)
         self._recorder.forget()
 
-    def _solve(self, method: gp.Method, tasks: int) -> gp.Solution | None:
+    def _solve(self, solve: Callable[..., gp.Solution], tasks: int) -> gp.Solution | None:
         """Return what the method makes of the inner products; None if the step is skipped."""
         gradients = self._recorder.gradients
         C, h = self._processes.total(*gradients.measure(tasks), gradients)
         if np.isfinite(C.sum() + h.sum()):
             C, h = C[:, :tasks, :tasks], h[:, :tasks]
-            return method.solve(C, h, tolerance=gradients.tolerance)
+            return solve(C, h, tolerance=gradients.tolerance)
         if self.overflow == "raise":
             self._recorder.forget()
             finite = np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)

@@ -56,18 +56,21 @@ class Recorder:
         self._aimed = None
         self._written = False
 
-    def aim(self, row: int) -> None:
-        """Let `.grad` be views of a zeroed row."""
+    def aim(self, row: int, *, add: bool = False) -> None:
+        """Let `.grad` be views of a row, zeroed unless backward is to add to what is there."""
         self.gradients.reserve(row + 1)
-        self._aimed = row, self.gradients.aim(row)
+        self._aimed = row, self.gradients.aim(row, add)
 
-    def collect(self, row: int) -> None:
-        """Record what is in `.grad` as a row."""
+    def collect(self, row: int, *, add: bool = False) -> None:
+        """Record what is in `.grad` as a row, or as added to it."""
         if not self._stored:
             self.copied = 0
         self.gradients.reserve(row + 1)
         before = self._aimed[1] if self._aimed and self._aimed[0] == row else None
-        self._stored[row], copied = self.gradients.collect(row, before)
+        touched, copied = self.gradients.collect(row, before, add)
+        if add:
+            touched = [a or b for a, b in zip(touched, self._stored[row], strict=True)]
+        self._stored[row] = touched
         self.copied += copied
 
     def collect_new(self) -> None:

@@ -192,3 +192,47 @@ def test_sgem_from_batches_computes_the_drawn_batch_alone_where_losses_only_retu
         assert len(seen) == calls
         grads[engine] = [p.grad.clone() for p in model.parameters()]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*grads.values(), strict=True))
+
+
+SUMMED = [
+    gp.AGEM(),
+    gp.AGEM(strength=0.5),
+    gp.Decomposed(rank=0, strength=0.5),
+    gp.Decomposed(shared=False, specific=False, strength=0.5),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("method", SUMMED, ids=repr)
+def test_the_mean_of_the_old_gradients_needs_two_rows(method, dtype):
+    model, (new, *old) = setting("mlp", 6)
+    model.to(dtype)
+    new, *old = ((x.to(dtype), y) for x, y in (new, *old))
+    found = []
+    # A generator does not tell how many tasks there are: every gradient gets its row.
+    for form, rows in ((list, 2), (iter, 8)):  # The buffer grows by doubling.
+        projector = Projector(model, method)
+        projector.backward(loss(model, *new), form(partial(loss, model, *b) for b in old))
+        assert len(projector._recorder.gradients.blocks[0].rows) == rows
+        found.append((projector.last, [p.grad.clone() for p in model.parameters()]))
+    (last, gradients), (other, others) = found
+    close = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}[dtype]
+    assert np.allclose(last.coefficients, other.coefficients, rtol=1e-4, atol=close)
+    assert np.array_equal(last.corrected, other.corrected)
+    assert np.allclose(last.multiplier, other.multiplier, rtol=1e-4)
+    assert all(torch.allclose(a, b, atol=close) for a, b in zip(gradients, others, strict=True))
+
+
+def test_old_gradients_that_cancel_ask_for_nothing():
+    model = nn.Linear(200, 1, bias=False)
+    x = torch.randn(3, 200)
+    # Their sum is rounding: 0.1 + 0.2 - 0.3 of one vector, and the new gradient is against it.
+    old = [model(scale * x[0]).sum() for scale in (0.1, 0.2, -0.3)]
+    sum_ = sum(torch.autograd.grad(value, model.weight, retain_graph=True)[0] for value in old)
+    new = (model.weight * (x[1] - 1e9 * sum_)).sum()
+    expected = torch.autograd.grad(new, model.weight, retain_graph=True)[0]
+    assert sum_.any()
+    projector = Projector(model, gp.AGEM(strength=0.5))
+    projector.backward(new, old)
+    assert not projector.last.corrected.any()
+    assert torch.equal(model.weight.grad, expected)

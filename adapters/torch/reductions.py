@@ -1,0 +1,67 @@
+"""Methods that look at the mean of the old gradients, or at one: a single row will do for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import gradproj as gp
+from gradproj.adapters.torch.gradients import Floats
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The sum of some old gradients, which is all that a step needs of them.
+
+    A-GEM and the shared constraint alone want the mean of all, S-GEM one that it draws.
+
+    Attributes
+    ----------
+    method : gradproj.Method
+        What is solved with the one gradient `weights @ G`.
+    weights : numpy.ndarray (1, T)
+        One number for the tasks in the sum, 0 for all others.
+    tasks : list of int
+        The old tasks in the sum.
+    """
+
+    method: gp.Method
+    weights: Floats
+    tasks: list[int]
+
+    def solve(
+        self, C: Floats, h: Floats, *, tolerance: float, one: Floats | None = None
+    ) -> gp.Solution:
+        """Solve for the coefficient of the sum, from the sum's inner products.
+
+        Parameters
+        ----------
+        C, h : numpy.ndarray (L, 1, 1) and (L, 1)
+        tolerance : float
+            As in :meth:`gradproj.Method.solve`.
+        one : numpy.ndarray (L,), optional
+            Squared length of a gradient in the sum. Where the sum is nothing but rounding beside
+            it, the gradients have cancelled: there is no direction to go by, and it counts as zero.
+        """
+        weight = float(self.weights.max())
+        C, h = C * weight**2, h * weight
+        nothing = C[:, 0, 0] <= tolerance * (0.0 if one is None else one)
+        C[nothing], h[nothing] = 0.0, 0.0
+        solution = self.method.solve(C, h, tolerance=tolerance)
+        return replace(solution, coefficients=solution.coefficients * weight)
+
+    def among_all(self, solution: gp.Solution) -> gp.Solution:
+        """Give every old task in the sum the sum's coefficient, and the others none."""
+        return replace(solution, coefficients=solution.coefficients * (self.weights > 0))
+
+
+def find(method: gp.Method, old: object) -> Reduction | None:
+    """Ask the method, if `old` can tell how many tasks there are; S-GEM draws one then."""
+    tasks = len(old) if isinstance(old, Sized) else 0
+    reduced = method._reduce(tasks) if tasks > 1 else None
+    if reduced is None:
+        return None
+    weights, inner = reduced
+    return Reduction(inner, weights, np.flatnonzero(weights).tolist())
