@@ -53,15 +53,27 @@ def vectorised(
         return {p: p.new_empty((0, *p.shape)) for p in model.parameters() if p.requires_grad}
     bound = _Bound(model, loss)
     trainable = {n: p for n, p in bound.named_parameters() if p.requires_grad}
-    # Buffers are handed over too, so that a module that sets one anew leaves the model as it was.
-    state = {name: b.detach() for name, b in bound.named_buffers()}
+    state = bound.state()
     gradient = grad(lambda parameters, *batch: functional_call(bound, (parameters, state), batch))
-    stacked = [torch.stack(tensors) for tensors in zip(*old, strict=True)]
+    stacked = _stacked(old)
     detached = {name: p.detach() for name, p in trainable.items()}
     found = vmap(gradient, in_dims=(None, *[0] * len(stacked)), randomness="different")(
         detached, *stacked
     )
     return {p: found[name] for name, p in trainable.items()}
+
+
+def total(model: nn.Module, loss: Callable[..., Tensor], old: Batches) -> Tensor:
+    """Sum of the losses of all old tasks, in one pass; its gradient is the sum of theirs."""
+    bound = _Bound(model, loss)
+    state = bound.state()
+    each = vmap(lambda *batch: functional_call(bound, state, batch), randomness="different")
+    values: Tensor = each(*_stacked(old))
+    return values.sum()
+
+
+def _stacked(old: Batches) -> list[Tensor]:
+    return [torch.stack(tensors) for tensors in zip(*old, strict=True)]
 
 
 class _Bound(nn.Module):
@@ -75,6 +87,10 @@ class _Bound(nn.Module):
 
     def forward(self, *batch: Tensor) -> Tensor:
         return self.loss(self.model, *batch)
+
+    def state(self) -> dict[str, Tensor]:
+        """The buffers to run with: a module that sets one anew leaves the model as it was."""
+        return {name: b.detach() for name, b in self.named_buffers()}
 
 
 def _obstacle(model: nn.Module) -> str | None:

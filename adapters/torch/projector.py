@@ -150,7 +150,7 @@ class Projector:
             and :class:`gradproj.SGEM` the drawn one; the others are called, not run backward.
         """
         self._recorder.begin()
-        reduction, one = self._reduction(old_losses), None
+        reduction, squares = self._reduction(old_losses), None
         if isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
         with nullcontext() if self.running_statistics else statistics.kept(self.model):
@@ -160,15 +160,14 @@ class Projector:
                 if reduction is None:
                     self._run(loss, task + 1)
                 elif task in reduction.tasks:
-                    first, *others = reduction.tasks
-                    self._run(loss, task + 1, row=1, add=task != first)
-                    if task == first and others:
-                        one = self._recorder.gradients.squares()
+                    first = task == reduction.tasks[0]
+                    self._run(loss, task + 1, row=1, add=not first)
+                    squares = self._recorder.gradients.squares() if first else squares
                 else:  # for what the pass itself does, such as moving the statistics of batch norm
                     _value(loss, task + 1)
         if not isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
-        self._project(reduction, one)
+        self._project(reduction, squares)
 
     def backward_batches(
         self,
@@ -204,16 +203,12 @@ class Projector:
             self.backward(partial(loss, self.model, *new), old_losses)
             return
         self._recorder.begin()
-        reduction = self._reduction(old)
-        if reduction is not None and len(reduction.tasks) == 1:
-            # The losses do nothing but return values: those that are not drawn need no call.
-            drawn = reduction.tasks[0]
-            self._run(partial(loss, self.model, *old[drawn]), drawn + 1, row=1)
-            self._run(partial(loss, self.model, *new), 0)
-            self._project(reduction)
-            return
+        reduction, squares = self._reduction(old), None
         try:
-            gradients = engines.vectorised(self.model, loss, old)
+            if reduction is None:
+                self._recorder.write(engines.vectorised(self.model, loss, old), len(old))
+            else:
+                squares = self._run_sum(loss, old, reduction)
         except RuntimeError as error:
             if self._wanted_engine == "vmap":
                 raise RuntimeError(
@@ -222,9 +217,8 @@ class Projector:
             self._wanted_engine = "loop"
             self.backward_batches(loss, new, old)
             return
-        self._recorder.write(gradients, len(old))
         self._run(partial(loss, self.model, *new), 0)
-        self._project()
+        self._project(reduction, squares)
 
     def zero_grad(self, task: int | None = None) -> None:
         """Point every ``.grad`` at a zeroed row of the buffer, so that nothing is copied later.
@@ -289,9 +283,21 @@ class Projector:
 
     def _reduction(self, old: object) -> Reduction | None:
         found = reductions.find(self.method, old)
-        # A sum that cancels is recognised by one of its terms, of which each process has its own.
+        # A sum that cancels is recognised by its first term, of which each process has its own.
         alone = self._processes.mode is None or found is None or len(found.tasks) == 1
         return found if alone else None
+
+    def _run_sum(
+        self, loss: Callable[..., Tensor], old: Sequence[Sequence[Any]], reduction: Reduction
+    ) -> Floats:
+        """Run the losses in the sum backward, all but the first at once; return its squares."""
+        first, *others = reduction.tasks
+        self._run(partial(loss, self.model, *old[first]), first + 1, row=1)
+        squares = self._recorder.gradients.squares()
+        if others:
+            rest = partial(engines.total, self.model, loss, [old[task] for task in others])
+            self._run(rest, others[0] + 1, row=1, add=True)
+        return squares
 
     def _run(self, loss: Loss, number: int, *, row: int | None = None, add: bool = False) -> None:
         """Run a loss backward: the new task's (0) or an old one's (from 1 on), into its row."""
@@ -301,11 +307,11 @@ class Projector:
         value.backward()  # type: ignore[no-untyped-call]
         self._recorder.collect(row, add=add)
 
-    def _project(self, reduction: Reduction | None = None, one: Floats | None = None) -> None:
+    def _project(self, reduction: Reduction | None = None, squares: Floats | None = None) -> None:
         tasks, touched = self._recorder.tasks(), self._recorder.touched()
         gradients = self._recorder.gradients
         touched = self._processes.share(gradients, tasks + 1, touched)
-        solve = self.method.solve if reduction is None else partial(reduction.solve, one=one)
+        solve = self.method.solve if reduction is None else partial(reduction.solve, first=squares)
         self.last = self._solve(solve, tasks)
         if self.last is not None:
             gradients.combine(self.last.coefficients)

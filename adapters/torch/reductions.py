@@ -31,9 +31,7 @@ class Reduction:
     weights: Floats
     tasks: list[int]
 
-    def solve(
-        self, C: Floats, h: Floats, *, tolerance: float, one: Floats | None = None
-    ) -> gp.Solution:
+    def solve(self, C: Floats, h: Floats, *, tolerance: float, first: Floats) -> gp.Solution:
         """Solve for the coefficient of the sum, from the sum's inner products.
 
         Parameters
@@ -41,14 +39,15 @@ class Reduction:
         C, h : numpy.ndarray (L, 1, 1) and (L, 1)
         tolerance : float
             As in :meth:`gradproj.Method.solve`.
-        one : numpy.ndarray (L,), optional
-            Squared length of a gradient in the sum. Where the sum is nothing but rounding beside
-            it, the gradients have cancelled: there is no direction to go by, and it counts as zero.
+        first : numpy.ndarray (L,)
+            Squared length of the first gradient in the sum. Where the sum is nothing but rounding
+            beside it, they have cancelled: there is no direction to go by, and it counts as zero.
         """
         weight = float(self.weights.max())
         C, h = C * weight**2, h * weight
-        nothing = C[:, 0, 0] <= tolerance * (0.0 if one is None else one)
-        C[nothing], h[nothing] = 0.0, 0.0
+        if len(self.tasks) > 1:
+            nothing = C[:, 0, 0] <= tolerance * first
+            C[nothing], h[nothing] = 0.0, 0.0
         solution = self.method.solve(C, h, tolerance=tolerance)
         return replace(solution, coefficients=solution.coefficients * weight)
 
