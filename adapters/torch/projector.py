@@ -14,7 +14,6 @@ from torch import distributed as dist
 import gradproj as gp
 from gradproj.adapters.torch import checks, engines, reductions, states, statistics
 from gradproj.adapters.torch.distributed import Processes
-from gradproj.adapters.torch.gradients import Floats
 from gradproj.adapters.torch.layers import Layers
 from gradproj.adapters.torch.recorder import Recorder
 from gradproj.adapters.torch.reductions import Reduction
@@ -150,7 +149,7 @@ class Projector:
             and :class:`gradproj.SGEM` the drawn one; the others are called, not run backward.
         """
         self._recorder.begin()
-        reduction, squares = self._reduction(old_losses), None
+        reduction = self._reduction(old_losses)
         if isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
         with nullcontext() if self.running_statistics else statistics.kept(self.model):
@@ -160,14 +159,14 @@ class Projector:
                 if reduction is None:
                     self._run(loss, task + 1)
                 elif task in reduction.tasks:
-                    first = task == reduction.tasks[0]
-                    self._run(loss, task + 1, row=1, add=not first)
-                    squares = self._recorder.gradients.squares() if first else squares
+                    self._run(loss, task + 1, row=1, add=task != reduction.tasks[0])
+                    if task == reduction.tasks[0]:
+                        reduction.first = self._recorder.gradients.squares()
                 else:  # for what the pass itself does, such as moving the statistics of batch norm
                     _value(loss, task + 1)
         if not isinstance(new_loss, Tensor):
             self._run(new_loss, 0)
-        self._project(reduction, squares)
+        self._project(reduction)
 
     def backward_batches(
         self,
@@ -203,12 +202,12 @@ class Projector:
             self.backward(partial(loss, self.model, *new), old_losses)
             return
         self._recorder.begin()
-        reduction, squares = self._reduction(old), None
+        reduction = self._reduction(old)
         try:
             if reduction is None:
                 self._recorder.write(engines.vectorised(self.model, loss, old), len(old))
             else:
-                squares = self._run_sum(loss, old, reduction)
+                self._run_sum(loss, old, reduction)
         except RuntimeError as error:
             if self._wanted_engine == "vmap":
                 raise RuntimeError(
@@ -218,7 +217,7 @@ class Projector:
             self.backward_batches(loss, new, old)
             return
         self._run(partial(loss, self.model, *new), 0)
-        self._project(reduction, squares)
+        self._project(reduction)
 
     def zero_grad(self, task: int | None = None) -> None:
         """Point every ``.grad`` at a zeroed row of the buffer, so that nothing is copied later.
@@ -289,15 +288,14 @@ class Projector:
 
     def _run_sum(
         self, loss: Callable[..., Tensor], old: Sequence[Sequence[Any]], reduction: Reduction
-    ) -> Floats:
-        """Run the losses in the sum backward, all but the first at once; return its squares."""
+    ) -> None:
+        """Run the losses in the sum backward, all but the first at once."""
         first, *others = reduction.tasks
         self._run(partial(loss, self.model, *old[first]), first + 1, row=1)
-        squares = self._recorder.gradients.squares()
+        reduction.first = self._recorder.gradients.squares()
         if others:
             rest = partial(engines.total, self.model, loss, [old[task] for task in others])
             self._run(rest, others[0] + 1, row=1, add=True)
-        return squares
 
     def _run(self, loss: Loss, number: int, *, row: int | None = None, add: bool = False) -> None:
         """Run a loss backward: the new task's (0) or an old one's (from 1 on), into its row."""
@@ -307,25 +305,24 @@ class Projector:
         value.backward()  # type: ignore[no-untyped-call]
         self._recorder.collect(row, add=add)
 
-    def _project(self, reduction: Reduction | None = None, squares: Floats | None = None) -> None:
+    def _project(self, reduction: Reduction | None = None) -> None:
         tasks, touched = self._recorder.tasks(), self._recorder.touched()
         gradients = self._recorder.gradients
         touched = self._processes.share(gradients, tasks + 1, touched)
-        solve = self.method.solve if reduction is None else partial(reduction.solve, first=squares)
-        self.last = self._solve(solve, tasks)
+        self.last = self._solve(reduction or self.method, tasks)
         if self.last is not None:
             gradients.combine(self.last.coefficients)
             self.last = self.last if reduction is None else reduction.among_all(self.last)
         gradients.finish(touched)
         self._recorder.forget()
 
-    def _solve(self, solve: Callable[..., gp.Solution], tasks: int) -> gp.Solution | None:
+    def _solve(self, method: gp.Method | Reduction, tasks: int) -> gp.Solution | None:
         """Return what the method makes of the inner products; None if the step is skipped."""
         gradients = self._recorder.gradients
         C, h = self._processes.total(*gradients.measure(tasks), gradients)
         if np.isfinite(C.sum() + h.sum()):
             C, h = C[:, :tasks, :tasks], h[:, :tasks]
-            return solve(C, h, tolerance=gradients.tolerance)
+            return method.solve(C, h, tolerance=gradients.tolerance)
         if self.overflow == "raise":
             self._recorder.forget()
             finite = np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)

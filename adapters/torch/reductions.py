@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ import gradproj as gp
 from gradproj.adapters.torch.gradients import Floats
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reduction:
     """The sum of some old gradients, which is all that a step needs of them.
 
@@ -25,28 +25,25 @@ class Reduction:
         One number for the tasks in the sum, 0 for all others.
     tasks : list of int
         The old tasks in the sum.
+    first : numpy.ndarray (L,)
+        Squared length of the first gradient in the sum, as soon as it is known.
     """
 
     method: gp.Method
     weights: Floats
     tasks: list[int]
+    first: Floats = field(default_factory=lambda: np.zeros(1))
 
-    def solve(self, C: Floats, h: Floats, *, tolerance: float, first: Floats) -> gp.Solution:
-        """Solve for the coefficient of the sum, from the sum's inner products.
+    def solve(self, C: Floats, h: Floats, *, tolerance: float) -> gp.Solution:
+        """Solve for the coefficient of the sum, from the sum's C (L, 1, 1) and h (L, 1).
 
-        Parameters
-        ----------
-        C, h : numpy.ndarray (L, 1, 1) and (L, 1)
-        tolerance : float
-            As in :meth:`gradproj.Method.solve`.
-        first : numpy.ndarray (L,)
-            Squared length of the first gradient in the sum. Where the sum is nothing but rounding
-            beside it, they have cancelled: there is no direction to go by, and it counts as zero.
+        Where the sum is nothing but rounding beside its first gradient, they have cancelled: there
+        is no direction to go by, and it counts as zero.
         """
         weight = float(self.weights.max())
         C, h = C * weight**2, h * weight
         if len(self.tasks) > 1:
-            nothing = C[:, 0, 0] <= tolerance * first
+            nothing = C[:, 0, 0] <= tolerance * self.first
             C[nothing], h[nothing] = 0.0, 0.0
         solution = self.method.solve(C, h, tolerance=tolerance)
         return replace(solution, coefficients=solution.coefficients * weight)
