@@ -175,6 +175,8 @@ def describe_environment(device: str = "cpu") -> dict[str, Any]:
         "versions": versions,
         "commit": _commit(),
         "platform": f"{sys.platform}-{platform.machine()}",
+        # Vectors of another length add up in another order: equal seeds then give other numbers.
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": device,
         "threads": torch.get_num_threads(),
         "cpus": os.cpu_count(),
