@@ -2,7 +2,7 @@
 
 
 class NotFiniteError(ValueError):
-    """Gradients hold NaN or infinity, or numbers too large to square; nothing was changed.
+    """Gradients hold NaN or infinity, or numbers too large to square.
 
     A training loop that would rather skip such a step than end can catch it by its name.
 
