@@ -17,9 +17,10 @@ from gradproj.experiments import methods, metrics, runner, storage
 from gradproj.experiments.config import RunConfig, resolve
 from gradproj.experiments.evaluation import evaluate, summarise
 from gradproj.experiments.grid import process_context
-from gradproj.experiments.runner import Interrupted, Run, run
+from gradproj.experiments.runner import Interrupted, run
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.storage import RunError, RunFolder, StepLog
+from gradproj.experiments.training import Run
 
 QUICK = {
     "benchmark": "permuted-digits",

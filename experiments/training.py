@@ -1,0 +1,269 @@
+"""`Run`: train a learner on a stream, evaluate after each task, survive being killed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import gradproj as gp
+from gradproj.experiments import methods, rng
+from gradproj.experiments.config import RunConfig
+from gradproj.experiments.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.progress import Event, ignore
+from gradproj.experiments.record import Record
+from gradproj.experiments.schema import ConfigError
+from gradproj.experiments.signals import deferred_signals, never
+from gradproj.experiments.storage import RunError, RunFolder, StepLog, describe_environment
+from gradproj.experiments.streams import Stream, Task
+
+__all__ = ["Interrupted", "Run"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped; its folder holds a checkpoint from which it can go on."""
+
+
+@dataclass
+class Position:
+    """Where in the stream the run is; `order` is None between epochs."""
+
+    task: int = 0
+    phase: int = 0
+    epoch: int = 0
+    step: int = 0
+    total: int = 0
+    order: Tensor | None = None
+
+
+class Run:
+    """A learner on a stream with its position, its record and its folder."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stream: Stream,
+        store: RunFolder,
+        *,
+        device: str = "cpu",
+        data_dir: Path | None = None,
+        report: Callable[[Event], None] = ignore,
+    ) -> None:
+        kind = methods.find(config.method)
+        if stream.scenario not in kind.scenarios:
+            raise ConfigError(
+                f"method '{config.method}' is for the scenarios {', '.join(kind.scenarios)}; "
+                f"benchmark '{config.benchmark}' is '{stream.scenario}'"
+            )
+        if config.augment != "none" and not kind.augments:
+            raise ConfigError(
+                f"augment='{config.augment}': method '{config.method}' does not augment its "
+                "images; leave it at 'none'"
+            )
+        self.config, self.stream, self.store = config, stream, store
+        self.device = torch.device(device)
+        self.listeners = [report]
+        self.checkpoint_seconds = 60.0
+        self.should_stop: Callable[[], bool] = never
+        self.learner: Learner = kind(Setup(config, stream, self.device, data_dir))
+        self.average = _averaged(self.learner, config.ema)
+        self.order = rng.generator(config.seed, "order")
+        self.position = Position()
+        self.record = Record()
+        self._loss: Tensor | float = math.nan
+        self._stop = False
+
+    def execute(self) -> dict[str, Any]:
+        """Train to the end, from the checkpoint if there is one, and return the result."""
+        self.store.write_json(self.store.environment, describe_environment(str(self.device)))
+        state = self.store.load_checkpoint()
+        offset = 0 if state is None else self._restore(state)
+        self.log = StepLog(self.store.steps, offset)
+        self._saved_at = time.monotonic()
+        with deferred_signals(self._request_stop):
+            try:
+                self._train()
+            except gp.NotFiniteError as error:
+                # What it advises is for callers: of all that can be set in a run, the rate helps.
+                raise self._diverged("its gradients hold NaN or infinity") from error
+            finally:
+                self.log.close()
+        result = self._result()
+        self.store.finish(result)
+        self._tell(Event(kind="finished", message=f"ACC {result['metrics']['acc']:.4f}"))
+        return result
+
+    def _train(self) -> None:
+        if not self.record.baseline:
+            self.record.measure_baseline(self.learner, self.stream, self.device)
+        for task in self.stream.tasks[self.position.task :]:
+            self._train_task(task)
+            # A number stands for no step yet, in this process.
+            if isinstance(self._loss, Tensor) and not self._loss.isfinite():
+                raise self._diverged(f"its loss is {float(self._loss)}")
+            self._evaluate(task)
+            total = self.position.total
+            self.position = Position(task=task.index + 1, total=total)
+            self._maybe_checkpoint()
+
+    def _diverged(self, sign: str) -> RunError:
+        at, rate = self.position, self.config.lr
+        return RunError(
+            f"the training diverged in task {at.task + 1}, after step {at.total}: {sign}; "
+            f"lower lr, which is {rate:g}"
+        )
+
+    def _train_task(self, task: Task) -> None:
+        at, learner = self.position, self.learner
+        if at.order is None:
+            learner.current = task.index
+            learner.begin_task(task)
+        phases = learner.phases(task)
+        for number in range(at.phase, len(phases)):
+            at.phase, phase = number, phases[number]
+            if at.order is None:
+                at.epoch = 0
+                learner.begin_phase(task, phase)
+            tensors = tuple(t.to(self.device) for t in learner.data(task, phase))
+            for epoch in range(at.epoch, phase.epochs):
+                at.epoch = epoch
+                if at.order is None:
+                    at.step = 0
+                    at.order = torch.randperm(len(tensors[0]), generator=self.order)
+                    learner.begin_epoch(task, phase, epoch)
+                self._train_epoch(task, phase, tensors, at.order, (number, len(phases)))
+                at.order = None
+        learner.end_task(task)
+
+    def _train_epoch(
+        self,
+        task: Task,
+        phase: Phase,
+        tensors: tuple[Tensor, ...],
+        order: Tensor,
+        place: tuple[int, int],
+    ) -> None:
+        at = self.position
+        steps = math.ceil(len(order) / phase.batch)
+        while at.step < steps:
+            start = time.perf_counter()
+            rows = order[at.step * phase.batch : (at.step + 1) * phase.batch].to(self.device)
+            self.learner.model.train()
+            step = self.learner.observe(task, *(t[rows] for t in tensors))
+            if self.average is not None:
+                self.average.update_parameters(self.learner.model)
+            seconds = time.perf_counter() - start
+            at.step, at.total = at.step + 1, at.total + 1
+            self.record.train_seconds += seconds
+            done = (at.epoch + at.step / steps) / phase.epochs
+            self._log(task, phase, step, seconds, (place[0] + done) / place[1])
+            self._maybe_checkpoint()
+
+    def _log(self, task: Task, phase: Phase, step: Step, seconds: float, done: float) -> None:
+        at, self._loss = self.position, step.loss
+        row: dict[str, Any] = {"step": at.total, "task": task.index, "phase": phase.name}
+        row |= {"epoch": at.epoch, "loss": step.loss}
+        if step.corrected is not None:
+            row |= {"corrected": round(step.corrected, 4), "ranks": step.ranks}
+        self.log.add(row | {"seconds": round(seconds, 6)})
+        self._tell(
+            Event(
+                kind="step",
+                task=task.index,
+                tasks=len(self.stream.tasks),
+                step=at.total,
+                loss=step.loss,
+                fraction=self._fraction(task, done),
+                message=phase.name,
+            )
+        )
+
+    def _evaluate(self, task: Task) -> None:
+        average = None if self.average is None else self.average.module
+        self.record.measure(self.learner, self.stream, self.device, average)
+        self._tell(
+            Event(
+                kind="task",
+                task=task.index,
+                tasks=len(self.stream.tasks),
+                step=self.position.total,
+                loss=self._loss,
+                fraction=self._fraction(task, 1.0),
+                accuracy=self.record.accuracy(task.index),
+            )
+        )
+
+    def _fraction(self, task: Task, done: float) -> float:
+        """Share of the whole run's work when so much of this task's is done."""
+        efforts = [self.learner.effort(each) for each in self.stream.tasks]
+        return (sum(efforts[: task.index]) + done * efforts[task.index]) / sum(efforts)
+
+    def _result(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "benchmark": self.config.benchmark,
+            "method": self.config.method,
+            "preset": self.config.preset,
+            "scenario": self.stream.scenario,
+            "seed": self.config.seed,
+            "steps": self.position.total,
+            **self.record.result(self.stream),
+        }
+
+    # Stopping and going on ---------------------------------------------------------------------
+
+    def _maybe_checkpoint(self) -> None:
+        due = time.monotonic() - self._saved_at >= self.checkpoint_seconds
+        self._stop = self._stop or self.should_stop()
+        if due or self._stop:
+            self._checkpoint()
+        if self._stop:
+            self._tell(Event(kind="interrupted", message="continue with --resume"))
+            raise Interrupted(f"stopped; {self.store.path} can be continued with --resume")
+
+    def _checkpoint(self) -> None:
+        offset = self.log.flush()
+        self.store.save_checkpoint(
+            {
+                "config": self.config.to_json(),
+                "learner": self.learner.state_dict(),
+                "average": None if self.average is None else self.average.state_dict(),
+                "position": dict(vars(self.position)),
+                "record": asdict(self.record),
+                "order": self.order.get_state(),
+                "rng": rng.global_state(),
+                "log_offset": offset,
+            }
+        )
+        self._saved_at = time.monotonic()
+
+    def _restore(self, state: dict[str, Any]) -> int:
+        self.learner.load_state_dict(state["learner"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.position = Position(**state["position"])
+        self.record = Record(**state["record"])
+        self.order.set_state(state["order"])
+        rng.restore_global_state(state["rng"])
+        return int(state["log_offset"])
+
+    def _request_stop(self) -> None:
+        self._stop = True
+
+    def _tell(self, event: Event) -> None:
+        for listener in self.listeners:
+            listener(event)
+
+
+def _averaged(learner: Learner, decay: float) -> AveragedModel | None:
+    if decay == 0.0:
+        return None
+    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(learner.model, multi_avg_fn=average)
