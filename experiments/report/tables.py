@@ -175,18 +175,20 @@ def control_table(rows: Sequence[Row]) -> Table | None:
     return Table("What the projection adds", columns, tuple(lines), about)
 
 
-def difference_to_control(row: Row, rows: Sequence[Row]) -> list[float]:
+def difference_to_control(row: Row, rows: Sequence[Row], *, averaged: bool = False) -> list[float]:
     """Return ACC minus that of the replay term alone, for each seed that both were run with."""
-    own, other = _beside_control(row, rows)
+    own, other = _beside_control(row, rows, averaged)
     return [own[seed] - other[seed] for seed in own]
 
 
-def _beside_control(row: Row, rows: Sequence[Row]) -> tuple[dict[int, float], dict[int, float]]:
+def _beside_control(
+    row: Row, rows: Sequence[Row], averaged: bool = False
+) -> tuple[dict[int, float], dict[int, float]]:
     control = control_of(row, rows)
     if control is None:
         return {}, {}
-    own = dict(zip(row.seeds, row.values("acc"), strict=True))
-    other = dict(zip(control.seeds, control.values("acc"), strict=True))
+    own = dict(zip(row.seeds, row.values("acc", averaged), strict=True))
+    other = dict(zip(control.seeds, control.values("acc", averaged), strict=True))
     return {seed: acc for seed, acc in own.items() if seed in other}, other
 
 
@@ -199,10 +201,14 @@ def averaged_table(rows: Sequence[Row]) -> Table | None:
             plain = row.values("acc")
             pairs = [a - b for a, b in zip(averaged, plain, strict=True)]
             change = spread(pairs, digits=2, sign="+")
+            over_control = spread(
+                difference_to_control(row, rows, averaged=True), digits=2, sign="+"
+            )
             cells = (row.name.label, f"{row.config['ema']:g}", spread(plain), spread(averaged),
-                     change, _seeds(row.seeds))  # fmt: skip
+                     change, over_control, _seeds(row.seeds))  # fmt: skip
             lines.append(Line(cells, row=row))
-    columns = ("method", "decay", "ACC", "ACC of the average", "difference", "seeds")
+    columns = ("method", "decay", "ACC", "ACC of the average", "difference",
+               "average over replay alone's", "seeds")  # fmt: skip
     title = "Exponential average of the weights"
     return Table(title, columns, tuple(lines)) if lines else None
 

@@ -254,11 +254,13 @@ def test_a_matrix_with_unmeasured_rows_has_acc_alone(tmp_path):
 
 
 def test_averaged_weights_are_reported_apart(tmp_path):
-    extra = {"averaged_accuracy_matrix": matrix(0.85)}
-    write_run(tmp_path, f"{MNIST}/gem", 0, matrix(0.8), changes={"ema": 0.99}, **extra)
+    for entry, acc, averaged in (("gem", 0.8, 0.85), ("replay", 0.82, 0.84)):
+        extra = {"averaged_accuracy_matrix": matrix(averaged)}
+        write_run(tmp_path, f"{MNIST}/{entry}", 0, matrix(acc), changes={"ema": 0.99}, **extra)
     (section,) = sections(tmp_path)
-    found = table(section, "Exponential average of the weights")
-    assert found.lines[0].cells == ("GEM, ema=0.99", "0.99", "80.0", "85.0", "+5.00", "0")
+    gem, control = table(section, "Exponential average of the weights").lines
+    assert gem.cells == ("GEM, ema=0.99", "0.99", "80.0", "85.0", "+5.00", "+1.00", "0")
+    assert control.cells[-3:] == ("+2.00", "–", "0")
 
 
 def test_class_incremental_runs_are_judged_by_their_own_metric(tmp_path):
