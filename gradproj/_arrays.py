@@ -48,7 +48,11 @@ def enter(g: Array, G: Array, label: str = "") -> Entered:
         inner = enter(g, G, label)
         return Entered(inner.xp, inner.g, inner.G, lambda w: xp.astype(inner.leave(w), dtype))
     if compat.is_torch_array(g) and g.device.type == "cpu":
-        return Entered(np, np.from_dlpack(g), np.from_dlpack(G), xp.asarray)
+        # A view that only notes that its numbers are negated would be handed over without the note.
+        g, G = g.resolve_neg(), G.resolve_neg()
+        return Entered(
+            np, np.from_dlpack(g), np.from_dlpack(G), lambda w: xp.asarray(w, device="cpu")
+        )
     return Entered(xp, g, G, lambda w: w)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gradproj._arrays import Array, bits, check_array, device, namespace
 from gradproj._errors import NotFiniteError
 
@@ -141,9 +143,7 @@ def principal_components(
     """
     xp, H, dtype = _enter("H", H, 2)
     T, N = H.shape
-    if k is not None and (
-        isinstance(k, bool) or not (0 < k < 1 if isinstance(k, float) else k >= 0)
-    ):
+    if not _is_rank(k):
         raise ValueError(f"k={k!r}: it should be None, an integer from 0 on, or a float in (0, 1)")
     if min(T, N) == 0:
         return xp.zeros((0, N), dtype=dtype, device=device(H))
@@ -152,10 +152,17 @@ def principal_components(
         tolerance = 10 * T * float(xp.finfo(H.dtype).eps)
     sizes = [float(value) for value in values]
     rank = sum(size > tolerance * sizes[0] for size in sizes)
-    if isinstance(k, float):
+    if isinstance(k, float | np.floating):
         variance = [(size / sizes[0]) ** 2 for size in sizes[:rank]]
         k = sum(sum(variance[:j]) < k * sum(variance) for j in range(rank))
     return xp.astype(directions[: rank if k is None else min(k, rank), :], dtype)
+
+
+def _is_rank(k: object) -> bool:
+    if isinstance(k, float | np.floating):
+        return bool(0 < k < 1)
+    is_count = isinstance(k, int | np.integer) and not isinstance(k, bool) and k >= 0
+    return k is None or bool(is_count)
 
 
 def lengths(xp: Any, H: Array) -> Array:

@@ -59,16 +59,18 @@ def solve(g: Array, shared: Array, B: Array) -> Array:
 class KKTResiduals:
     """How far an update is from optimal: each condition's residual, relative, 0 if it holds.
 
+    The scale s is the larger of ‖g‖ and ‖w‖.
+
     Attributes
     ----------
     stationarity : float
-        What is left of w − g after the best multipliers of the constraints, over ‖g‖.
+        What is left of w − g after the best multipliers of the constraints, over s.
     equality : float
-        ‖B w‖ over ‖g‖.
+        ‖B w‖ over s.
     inequality : float
-        How negative the cosine-like ⟨ḡ, w⟩ / (‖ḡ‖ ‖g‖) is.
+        How negative the cosine-like ⟨ḡ, w⟩ / (‖ḡ‖ s) is.
     dual : float
-        How far a negative multiplier of the inequality moves the update: ‖μ P ḡ‖ over ‖g‖.
+        How far a negative multiplier of the inequality moves the update: ‖μ P ḡ‖ over s.
     slackness : float
         The same for a multiplier of either sign, times how far the constraint is from binding.
 

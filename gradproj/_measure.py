@@ -34,12 +34,16 @@ _FEW_ROWS = _ONE_THREAD // _BLOCK
 # norms, and a few directions that the old tasks nearly use up are told apart by what float32 loses.
 _SMALL = 1 << 10
 
+# Coefficients beyond this come too close to where float32 overflows: old gradients that are next to
+# nothing beside the new one need them. The layer is then combined in float64.
+LARGEST_COEFFICIENT = 1e30
+
 # Squared norms outside this range come too close to where float32 overflows or goes subnormal;
 # the layer is then measured again in float64.
-_SAFE_SQUARE = (1e-24, 1e36)
+SAFE_SQUARE = (1e-24, 1e36)
 
 
-def measure(g: Array, G: Array, *, precise: bool = False) -> tuple[HostArray, HostArray]:
+def measure(g: Array, G: Array, *, precise: bool = True) -> tuple[HostArray, HostArray]:
     r"""Measure the inner products that every method works from.
 
     .. math:: C = G G^\top \in \mathbb{R}^{T \times T}, \qquad h = G g \in \mathbb{R}^T
@@ -56,7 +60,10 @@ def measure(g: Array, G: Array, *, precise: bool = False) -> tuple[HostArray, Ho
     G : array (T, N)
         Gradients of the old tasks, one a row.
     precise : bool
-        Form the products of float32 gradients in float64: about twice the time.
+        Form the products of float32 gradients in float64. Without it they take half the time and
+        are good to about 5e-8 of the squared norms: tell :meth:`Method.solve` so, with
+        ``tolerance=1e-6``, or old gradients that are nearly equal give coefficients made of
+        rounding.
 
     Returns
     -------
@@ -79,7 +86,7 @@ def measure(g: Array, G: Array, *, precise: bool = False) -> tuple[HostArray, Ho
     return C[0], h[0]
 
 
-def combine(g: Array, G: Array, c: HostArray, *, precise: bool = False) -> Array:
+def combine(g: Array, G: Array, c: HostArray, *, precise: bool = True) -> Array:
     r"""Combine the gradients into the update.
 
     .. math:: w = g + G^\top c
@@ -95,7 +102,8 @@ def combine(g: Array, G: Array, c: HostArray, *, precise: bool = False) -> Array
     c : numpy.ndarray (T,)
         The coefficients that a method found.
     precise : bool
-        Add up float32 gradients in float64 and round once.
+        Add up float32 gradients in float64 and round once: about twice the time, and needed where
+        the old gradients are nearly equal and the coefficients large.
 
     Returns
     -------
@@ -133,7 +141,7 @@ def measure_layers(
     C, h = (stack_on_host(xp, parts) for parts in zip(*blocks, strict=True))
     squares = np.diagonal(C, axis1=1, axis2=2)
     products = np.abs(h).max(1, initial=0.0)
-    low, high = _SAFE_SQUARE
+    low, high = SAFE_SQUARE
     # The usual case takes four comparisons; a NaN fails them.
     usual = squares.size and squares.min() > low and squares.max() < high
     if usual and products.min() > low and products.max() < high:
@@ -157,11 +165,12 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
     """Return g + cᵀG as a new array."""
     if not np.any(c):
         return xp.asarray(g, copy=True)
+    precise = precise or bool(np.abs(c).max() > LARGEST_COEFFICIENT)
     if precise and g.dtype != xp.float64:
         wide = xp.asarray(c, device=device(g))
         parts = [
             wide @ xp.astype(G[:, cut], xp.float64) + xp.astype(g[cut], xp.float64)
-            for cut in _cuts(xp, *G.shape)
+            for cut in cuts(xp, *G.shape)
         ]
         return xp.astype(xp.concat(parts), g.dtype)
     # The product of a vector with a single row is oddly slow in BLAS.
@@ -173,7 +182,7 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
 def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]:
     """Return G Gᵀ and G g, float64, on the device of the gradients."""
     C = h = None
-    for cut in _cuts(xp, *G.shape):
+    for cut in cuts(xp, *G.shape):
         rows, new = G[:, cut], g[cut]
         if precise:
             rows, new = xp.astype(rows, xp.float64), xp.astype(new, xp.float64)
@@ -185,7 +194,7 @@ def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]
 
 def _only_zeros(xp: Any, g: Array, G: Array, squares: HostArray, product: float) -> bool:
     """Whether nothing but gradients that are zero, as of unused heads, took us out of the range."""
-    low, high = _SAFE_SQUARE
+    low, high = SAFE_SQUARE
     rows = np.flatnonzero(squares == 0)
     if not ((squares == 0) | ((squares > low) & (squares < high))).all():
         return False
@@ -220,7 +229,7 @@ def _width(T: int) -> int:
     return _ONE_THREAD // T**2
 
 
-def _cuts(xp: Any, T: int, N: int) -> Iterator[slice]:
+def cuts(xp: Any, T: int, N: int) -> Iterator[slice]:
     """Cut N columns of T rows into blocks; one empty block if there are none."""
     block = _BLOCK if T > 1 else _BLOCK_OF_ONE
     if xp is not np:

@@ -94,7 +94,7 @@ class Method(ABC):
             Inner products of the old gradients with the new one.
         tolerance : float
             Relative accuracy of `C`: squared lengths below it, relative to the longest old
-            gradient's, count as zero.
+            gradient's, count as zero. The default is for products that were formed in float64.
 
         Returns
         -------
@@ -110,8 +110,8 @@ class Method(ABC):
         if not (np.isfinite(C).all() and np.isfinite(h).all()):
             raise NotFiniteError("C or h holds NaN or infinity: check the gradients they come from")
         if h.ndim == 1:
-            return self.solve_layers(C[None], h[None], tolerance)[0]
-        return self.solve_layers(C, h, tolerance)
+            return solve_checked(self, C[None], h[None], tolerance)[0]
+        return solve_checked(self, C, h, tolerance)
 
     def coefficients(
         self, C: HostArray, h: HostArray, *, tolerance: float = TOLERANCE_64
@@ -148,8 +148,29 @@ class Method(ABC):
         return None
 
 
+def solve_checked(method: Method, C: HostArray, h: HostArray, tolerance: float) -> Solution:
+    """Solve a batch of layers; raise if what comes back, maybe of a caller's method, is no use."""
+    solution = method.solve_layers(C, h, tolerance)
+    name = f"{type(method).__name__}.solve_layers"
+    if not isinstance(solution, Solution):
+        raise TypeError(
+            f"{name} returned a {type(solution).__name__}: return gp.Solution(coefficients)"
+        )
+    if solution.coefficients.shape != h.shape:
+        raise ValueError(
+            f"{name} returned coefficients of shape {solution.coefficients.shape} for h of shape "
+            f"{h.shape}: return one number a layer and old task"
+        )
+    if not np.isfinite(solution.coefficients).all():
+        raise ValueError(
+            f"{name} returned coefficients that hold NaN or infinity: see where it divides"
+        )
+    return solution
+
+
 def check_strength(strength: float) -> None:
     """Raise unless `strength` is a finite number from 0 on."""
-    is_number = isinstance(strength, int | float | np.number) and not isinstance(strength, bool)
+    real = int | float | np.integer | np.floating
+    is_number = isinstance(strength, real) and not isinstance(strength, bool)
     if not (is_number and np.isfinite(strength) and strength >= 0):
         raise ValueError(f"strength={strength!r}: it should be a finite number from 0 on")

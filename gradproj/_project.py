@@ -8,11 +8,11 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradproj._arrays import Array, Entered, HostArray, common_namespace, enter, from_host
+from gradproj._arrays import Array, Entered, HostArray, common_namespace, device, enter, from_host
 from gradproj._decomposed import Decomposed
 from gradproj._errors import NotFiniteError
-from gradproj._measure import combine_layer, measure_layers, stack_on_host
-from gradproj._method import TOLERANCE_32, TOLERANCE_64, Method, Solution
+from gradproj._measure import SAFE_SQUARE, combine_layer, cuts, measure_layers, stack_on_host
+from gradproj._method import TOLERANCE_32, TOLERANCE_64, Method, Solution, solve_checked
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def project(
     g : array (N,)
         Gradient of the new task.
     G : array (T, N)
-        Gradients of the old tasks, one a row. Not copied, not changed.
+        Gradients of the old tasks, one a row. Not changed, and not copied unless they have 16 bits.
     method : Method
         :class:`Decomposed`, :class:`GEM`, :class:`AGEM`, :class:`SGEM` or one of your own.
     full_output : bool
@@ -195,15 +195,22 @@ def _project(
 
     xp = layers[0].xp
     new, old = [layer.g for layer in layers], [layer.G for layer in layers]
-    reduced = method._reduce(T) if T > 1 else None
+    exact = precise or new[0].dtype == xp.float64
+    # A sum of float32 gradients is rounded before it is measured, against what `precise` promises.
+    summed = T > 1 and not (precise and new[0].dtype != xp.float64)
+    reduced = method._reduce(T) if summed else None
     weights, inner = reduced or (None, method)
-    rows = old if weights is None else [_weigh(G_l, weights) for G_l in old]
-    C, h, widened = measure_layers(xp, new, rows, precise, labels)
-    if weights is not None and _cancels(xp, old, weights, C):
+    weighed = None if weights is None else [_weigh(xp, G_l, weights) for G_l in old]
+    rows = old if weighed is None else [row for row, _ in weighed]
+    try:
+        C, h, widened = measure_layers(xp, new, rows, precise, labels)
+    except NotFiniteError:
+        measure_layers(xp, new, old, precise, labels)  # which names the old task it comes from
+        raise
+    if weighed is not None and _cancels(xp, [longest for _, longest in weighed], C):
         weights, inner, rows = None, method, old
         C, h, widened = measure_layers(xp, new, rows, precise, labels)
-    exact = precise or new[0].dtype == xp.float64
-    solution = inner.solve_layers(C, h, TOLERANCE_64 if exact else TOLERANCE_32)
+    solution = solve_checked(inner, C, h, TOLERANCE_64 if exact else TOLERANCE_32)
     updates = [
         layer.leave(combine_layer(xp, layer.g, G_l, c, wide))
         for layer, G_l, c, wide in zip(layers, rows, solution.coefficients, widened, strict=True)
@@ -224,22 +231,28 @@ def _check_alike(layers: Sequence[Entered], labels: list[str]) -> None:
             )
 
 
-def _weigh(rows: Array, weights: HostArray) -> Array:
-    """Return weights @ rows; a view where the weights only pick one row."""
-    picked = np.flatnonzero(weights)
+def _weigh(xp: Any, rows: Array, weights: HostArray) -> tuple[Array, Array | None]:
+    """Return weights @ rows and the longest row's square; a view and None if they pick one."""
+    picked = [int(row) for row in np.flatnonzero(weights)]
     if len(picked) == 1:
-        return rows[int(picked[0]) : int(picked[0]) + 1, :]
-    return from_host(weights, rows) @ rows
+        return rows[picked[0] : picked[0] + 1, :], None
+    w = from_host(weights, rows)
+    sums, squares = [], xp.zeros(rows.shape[0], dtype=rows.dtype, device=device(rows))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for cut in cuts(xp, *rows.shape):
+            block = rows[:, cut]  # read once from memory, then twice from the cache
+            sums.append(w @ block)
+            squares += xp.vecdot(block, block)
+    return sums[0] if len(sums) == 1 else xp.concat(sums, axis=1), xp.max(squares)
 
 
-def _cancels(xp: Any, old: list[Array], weights: HostArray, C: HostArray) -> bool:
+def _cancels(xp: Any, longest: list[Array | None], C: HostArray) -> bool:
     """Whether, in some layer, the old gradients may cancel down to rounding when they are added.
 
-    Their sum is then no direction to go by, and only the T×T products can tell. A look at the first
-    row, which costs little, rules it out as good as always.
+    Their sum is then no direction to go by, and only the T×T products can tell.
     """
-    if np.count_nonzero(weights) == 1:
+    if any(square is None for square in longest):
         return False
-    with np.errstate(over="ignore"):
-        first = stack_on_host(xp, [G_l[0, :] @ G_l[0, :] for G_l in old])
-    return not bool((C[:, 0, 0] > 1e-3 * first).all())
+    total, scale = C[:, 0, 0], stack_on_host(xp, longest)
+    clear = (total > 10 * TOLERANCE_32 * scale) & (scale > SAFE_SQUARE[0])
+    return not bool((clear | (total == 0)).all())

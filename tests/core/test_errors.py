@@ -105,6 +105,7 @@ def test_layers_that_do_not_go_together():
         (lambda: gp.GEM(strength=float("nan")), "strength=nan: it should be a finite number"),
         (lambda: gp.AGEM(strength=float("inf")), "strength=inf: it should be a finite number"),
         (lambda: gp.SGEM(strength=-0.5), r"strength=-0\.5: it should be"),
+        (lambda: gp.GEM(strength=np.complex128(1)), r"strength=np\.complex128.*: it should be"),
     ],
 )
 def test_wrong_options(make, message):
@@ -117,6 +118,37 @@ def test_wrong_method():
         TypeError, match=r"method is <class .*GEM.>: pass a method, for example gp\.GEM\(\)"
     ):
         gp.project(g, G, gp.GEM)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (lambda h: h, TypeError, r"Own\.solve_layers returned a ndarray: return gp\.Solution"),
+        (lambda h: gp.Solution(h[:, :1]), ValueError, r"of shape \(1, 1\) for h of shape \(1, 2\)"),
+        (lambda h: gp.Solution(h[0]), ValueError, r"of shape \(2,\) for h of shape \(1, 2\)"),
+        (lambda h: gp.Solution(h * np.nan), ValueError, "coefficients that hold NaN or infinity"),
+    ],
+)
+def test_a_method_of_ones_own_that_answers_wrongly(answer, error, message):
+    class Own(gp.Method):
+        def solve_layers(self, C, h, tolerance):
+            del C, tolerance
+            return answer(h)
+
+    with pytest.raises(error, match=message):
+        gp.project(g, G, Own())
+    with pytest.raises(error, match=message):
+        gp.project_layers([g], [G], Own())
+    with pytest.raises(error, match=message):
+        Own().solve(np.eye(2), np.ones(2))
+
+
+@pytest.mark.parametrize("method", [gp.Decomposed(), gp.Decomposed(rank=0), gp.AGEM()], ids=repr)
+def test_the_row_that_is_not_finite_is_named(method):
+    old = np.ones((4, 3))
+    old[2, 1] = np.nan
+    with pytest.raises(gp.NotFiniteError, match=r"^G \(row 2\) holds NaN"):
+        gp.project(g, old, method)
 
 
 def test_wrong_steps():
@@ -133,8 +165,9 @@ def test_explicit_road():
         gp.decompose(G[:0])
     with pytest.raises(ValueError, match="H holds NaN or infinity"):
         gp.gram_schmidt(G * np.nan)
-    with pytest.raises(ValueError, match=r"k=-1: it should be None, an integer from 0 on"):
-        gp.principal_components(G, -1)
+    for k in (-1, "3", 1.5, True):
+        with pytest.raises(ValueError, match=f"k={k!r}: it should be None, an integer from 0 on"):
+            gp.principal_components(G, k)
     with pytest.raises(ValueError, match=r"B is 2 long and g 3: all of them belong to the same N"):
         gp.solve(g, g, G[:, :2])
     with pytest.raises(ValueError, match=r"B has shape \(3,\): it should be a matrix"):
