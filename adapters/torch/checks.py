@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import gradproj as gp
 
@@ -51,7 +53,51 @@ def method(given: Any) -> None:
         )
 
 
-def task(given: int | None) -> None:
+def task(given: Any) -> None:
     """Raise for a number that no old task has."""
-    if given is not None and given < 0:
+    if given is None:
+        return
+    if not isinstance(given, Integral):
+        raise TypeError(f"task is a {type(given).__name__}; old tasks are numbered from 0 on")
+    if given < 0:
         raise ValueError(f"task={given}; old tasks are numbered from 0 on")
+
+
+def name(given: Any) -> None:
+    """Raise for a task's name that would not be found again, such as a tensor."""
+    if not isinstance(given, Integral | str):
+        raise TypeError(
+            f"task is a {type(given).__name__}; name it by an int or a string, such as int(task)"
+        )
+
+
+def count(name: str, given: Any, wanted: str) -> None:
+    """Raise unless it is a whole number from 1 on."""
+    if not isinstance(given, Integral) or given < 1:
+        raise ValueError(f"{name}={given}; {wanted}, a whole number")
+
+
+def loss(given: Any, name: str) -> None:
+    """Raise for a value that cannot be run backward."""
+    if not isinstance(given, Tensor):
+        raise TypeError(
+            f"{name} is a {type(given).__name__}; pass a scalar tensor or a function that returns "
+            "one"
+        )
+    if given.numel() != 1:
+        raise ValueError(
+            f"{name} has shape {tuple(given.shape)}; a loss is one number, such as its mean()"
+        )
+    if not given.requires_grad:
+        raise ValueError(
+            f"{name} does not depend on a parameter that requires a gradient; compute it from the "
+            "model's outputs, outside torch.no_grad()"
+        )
+
+
+def losses(given: Any) -> None:
+    """Raise for what cannot be gone through."""
+    if isinstance(given, Tensor) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"old_losses is a {type(given).__name__}; pass a list with one loss an old task"
+        )

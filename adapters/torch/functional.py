@@ -67,6 +67,7 @@ def project_gradients(
             raise ValueError(
                 f"old[{task}] has shapes {shapes} and new {expected}; they should be the same"
             )
+    _check_alike(new, old)
     groups = [used for group in groups if (used := [i for i in group if i in filled])]
     flat_new = [_flat([filled[i] for i in group]) for group in groups]
     flat_old = []
@@ -92,6 +93,22 @@ def _filled(
         if known:
             found[i] = torch.zeros_like(known[0]) if column[0] is None else known[0]
     return found
+
+
+def _check_alike(new: Sequence[Tensor | None], old: Sequence[Sequence[Tensor | None]]) -> None:
+    """Raise unless all gradients have one dtype and one device."""
+    names = {"new": new, **{f"old[{task}]": gradients for task, gradients in enumerate(old)}}
+    first = None
+    for name, gradients in names.items():
+        for i, t in enumerate(gradients):
+            if t is None:
+                continue
+            first = first or (f"{name}[{i}]", t)
+            if (t.dtype, t.device) != (first[1].dtype, first[1].device):
+                raise TypeError(
+                    f"{name}[{i}] is {t.dtype} on {t.device} and {first[0]} {first[1].dtype} on "
+                    f"{first[1].device}; bring all to one, or use Projector, which takes a mixture"
+                )
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

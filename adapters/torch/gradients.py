@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradproj as gp
-from gradproj._measure import measure_layers
+from gradproj._measure import LARGEST_COEFFICIENT, combine_layer, measure_layers
 from gradproj._method import TOLERANCE_32, TOLERANCE_64
 from gradproj.adapters.torch.backends import choose_backend
 from gradproj.adapters.torch.buffer import Block, dense_strides
@@ -26,7 +26,7 @@ def _measure_one_by_one(new: Sequence[Any], old: Sequence[Any]) -> tuple[Floats,
     C, h = np.full((len(new), T, T), np.nan), np.full((len(new), T), np.nan)
     for layer, (g, G) in enumerate(zip(new, old, strict=True)):
         with suppress(gp.NotFiniteError):
-            C[layer], h[layer] = gp.measure(g, G)
+            C[layer], h[layer] = gp.measure(g, G, precise=False)
     return C, h
 
 
@@ -127,15 +127,24 @@ class Gradients:
 
     def combine(self, coefficients: Floats) -> None:
         """Turn row 0 into w = g + cᵀG, in place."""
-        needed = np.any(coefficients, axis=1).tolist()
+        largest = np.abs(coefficients).max(1, initial=0.0).tolist()
         for block in self.blocks:
             c = torch.from_numpy(coefficients).to(block.rows).unbind()
             parts = block.parts(coefficients.shape[1])
-            for (layer, _, _), w, old in zip(
-                block.segments, parts.update, parts.columns, strict=True
-            ):
-                if needed[layer]:
-                    w.addmv_(old, c[layer])
+            for k, (layer, _, _) in enumerate(block.segments):
+                if largest[layer] > LARGEST_COEFFICIENT:
+                    g, G = parts.new[k], parts.old[k]
+                    g[...] = combine_layer(block.namespace, g, G, coefficients[layer], True)
+                elif largest[layer]:
+                    parts.update[k].addmv_(parts.columns[k], c[layer])
+
+    def release(self, kept: Sequence[nn.Parameter] = ()) -> None:
+        """Take the buffer's views out of the `.grad` of all parameters but those."""
+        staying = {id(p) for p in kept}
+        for block in self.blocks:
+            for k, p in enumerate(block.parameters):
+                if id(p) not in staying and any(p.grad is grads[k] for grads in block.grads):
+                    p.grad = None
 
     def poison(self) -> None:
         """Fill row 0 with NaN: whoever looks at `.grad` sees that the step must be skipped."""

@@ -26,9 +26,9 @@ def group_parameters(model: nn.Module, layers: Layers) -> dict[str, tuple[str, .
         Frozen parameters (``requires_grad=False``) are left out; a tied weight counts once, under
         the first of its names.
     layers : str, callable or sequence of name groups
-        ``"module"`` (weight and bias together), ``"tensor"``, ``"child"`` (top-level children),
-        ``"all"`` (one layer), a function from a parameter's name to its layer, or the groups
-        themselves.
+        ``"module"`` (weight and bias of a submodule together; a parameter of the model itself makes
+        a layer of its own), ``"tensor"``, ``"child"`` (top-level children), ``"all"`` (one layer),
+        a function from a parameter's name to its layer, or the groups themselves.
 
     Returns
     -------
@@ -56,7 +56,12 @@ def group_parameters(model: nn.Module, layers: Layers) -> dict[str, tuple[str, .
         key = _key_from_groups(model, names, layers)
     found: dict[str, tuple[str, ...]] = {}
     for layer, members in groupby(sorted(names, key=_first_seen(names, key)), key):
-        found[str(layer)] = (*found.get(str(layer), ()), *members)
+        if str(layer) in found:
+            raise ValueError(
+                f"layers gives two layers the name {str(layer)!r}, one of them as {layer!r}; let "
+                "it return strings that differ"
+            )
+        found[str(layer)] = tuple(members)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradproj.adapters.torch import checks
 from gradproj.adapters.torch.policies import PLACING, Offer, herding
 
 Task = int | str
@@ -53,8 +54,7 @@ class EpisodicMemory:
         device: torch.device | str | None = None,
         features: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        if per_task < 1:
-            raise ValueError(f"per_task={per_task}; keep at least one sample a task")
+        checks.count("per_task", per_task, "keep at least one sample a task")
         if policy not in (*PLACING, "herding"):
             known = ", ".join(repr(name) for name in (*PLACING, "herding"))
             raise ValueError(f"policy={policy!r} is not known; use {known}")
@@ -62,7 +62,7 @@ class EpisodicMemory:
         self.policy = policy
         self.device = device
         self.features = features
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator("cpu").manual_seed(seed)
         self._samples: dict[Task, tuple[Tensor, ...]] = {}
         self._size: dict[Task, int] = {}
         self._seen: dict[Task, int] = {}
@@ -109,12 +109,11 @@ class EpisodicMemory:
 
         They are copies: what is done to them in place does not reach the memory.
         """
-        if n < 1:
-            raise ValueError(f"n={n}; draw at least one sample")
+        checks.count("n", n, "draw at least one sample")
         size = self._size.get(task, 0)
         if n >= size:
             return tuple(t.clone() for t in self.all(task))
-        chosen = torch.randperm(size, generator=self.generator)[:n]
+        chosen = torch.randperm(size, generator=self.generator, device="cpu")[:n]
         # Four times as fast as indexing, which counts where every step draws from every old task.
         return tuple(t.index_select(0, chosen.to(t.device)) for t in self._samples[task])
 
@@ -126,6 +125,12 @@ class EpisodicMemory:
         """
         if task is None:
             parts = [self.all(each) for each in self.tasks]
+            kinds = {tuple((t.shape[1:], t.dtype) for t in part) for part in parts}
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"the samples of tasks {list(self.tasks)} differ in shape or dtype and do not "
+                    "go together; name a task"
+                )
             return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
         if task not in self._samples:
             raise KeyError(f"task {task!r} is not in the memory; it has {list(self.tasks)}")
@@ -146,7 +151,7 @@ class EpisodicMemory:
         if not 1 <= n <= len(self):
             raise ValueError(f"n={n}; the {len(self)} samples split into 1 to {len(self)} parts")
         everything = self.all()
-        order = torch.randperm(len(self), generator=self.generator)
+        order = torch.randperm(len(self), generator=self.generator, device="cpu")
         return [tuple(t[part.to(t.device)] for t in everything) for part in order.tensor_split(n)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,6 +186,7 @@ class EpisodicMemory:
 
     def _check(self, task: Task, tensors: tuple[Tensor, ...]) -> None:
         """Raise for samples that the memory cannot take."""
+        checks.name(task)
         for position, t in enumerate(tensors):
             if not isinstance(t, Tensor):
                 raise TypeError(
@@ -219,13 +225,13 @@ class EpisodicMemory:
             size=size,
             seen=seen,
             capacity=self.per_task,
-            labels=both(-1).cpu() if self.policy in LABELLED else torch.empty(0),
+            labels=both(-1).cpu() if self.policy in LABELLED else torch.empty(0, device="cpu"),
             features=lambda: self._features(both(0)),
             generator=self.generator,
         )
         if self.policy == "herding":
             sources = herding(offer)
-            slots = torch.arange(len(sources))
+            slots = torch.arange(len(sources), device="cpu")
             offered = tuple(both(position) for position in range(len(offered)))
         else:
             slots, sources = PLACING[self.policy](offer)

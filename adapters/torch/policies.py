@@ -6,7 +6,7 @@ in the memory that are written, and `sources`, the offered samples that go there
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,21 +34,23 @@ class Offer:
 
     def draw(self, bound: int) -> int:
         """Draw one of `bound` numbers."""
-        return int(torch.randint(bound, (), generator=self.generator))
+        return int(torch.randint(bound, (), generator=self.generator, device="cpu"))
 
 
 def last(offer: Offer) -> Placement:
     """Keep the latest: a ring."""
     kept = min(offer.count, offer.capacity)
-    sources = torch.arange(offer.count - kept, offer.count)
+    sources = torch.arange(offer.count - kept, offer.count, device="cpu")
     return (offer.seen + sources) % offer.capacity, sources
 
 
 def random(offer: Offer) -> Placement:
     """Keep a random choice of what is there and what is offered, drawn anew at each call."""
-    chosen = torch.randperm(offer.size + offer.count, generator=offer.generator)[: offer.capacity]
+    everything = offer.size + offer.count
+    order = torch.randperm(everything, generator=offer.generator, device="cpu")
+    chosen = order[: offer.capacity]
     sources = chosen[chosen >= offer.size] - offer.size
-    stays = torch.zeros(offer.capacity, dtype=torch.bool)
+    stays = torch.zeros(offer.capacity, dtype=torch.bool, device="cpu")
     stays[chosen[chosen < offer.size]] = True
     return torch.nonzero(~stays).flatten()[: len(sources)], sources
 
@@ -61,7 +63,7 @@ def reservoir(offer: Offer) -> Placement:
         slot = place if place < offer.capacity else offer.draw(place + 1)
         if slot < offer.capacity:
             owner[slot] = source
-    return torch.tensor(list(owner), dtype=torch.long), torch.tensor(list(owner.values())).long()
+    return _indices(owner), _indices(owner.values())
 
 
 def balanced(offer: Offer) -> Placement:
@@ -82,7 +84,7 @@ def balanced(offer: Offer) -> Placement:
             slot = most.pop(offer.draw(len(most)))
         mine.append(slot)
         owner[slot] = source
-    return torch.tensor(list(owner), dtype=torch.long), torch.tensor(list(owner.values())).long()
+    return _indices(owner), _indices(owner.values())
 
 
 def herding(offer: Offer) -> Tensor:
@@ -92,13 +94,13 @@ def herding(offer: Offer) -> Tensor:
     are always its best k: the answer is the indices, of stored then offered, in their new order.
     """
     features = torch.nn.functional.normalize(offer.features().double(), dim=1)
-    ranks = torch.empty(len(features), dtype=torch.long)
+    ranks = torch.empty(len(features), dtype=torch.long, device="cpu")
     for label in set(offer.labels.tolist()):
         mine = torch.nonzero(offer.labels == label).flatten()
         if mine[-1] < offer.size:  # nothing new: the order stands
-            ranks[mine] = torch.arange(len(mine))
+            ranks[mine] = torch.arange(len(mine), device="cpu")
         else:
-            ranks[mine[herd(features[mine])]] = torch.arange(len(mine))
+            ranks[mine[herd(features[mine])]] = torch.arange(len(mine), device="cpu")
     # Best of every label first, then the second best, …: cutting anywhere is balanced.
     return torch.argsort(ranks, stable=True)[: offer.capacity]
 
@@ -119,7 +121,12 @@ def herd(features: Tensor) -> Tensor:
         order.append(best)
         left[best] = False
         total += features[best]
-    return torch.tensor(order)
+    return _indices(order)
+
+
+def _indices(numbers: Iterable[int]) -> Tensor:
+    # On the CPU whatever torch's default device: the generator is there.
+    return torch.tensor(list(numbers), dtype=torch.long, device="cpu")
 
 
 PLACING: dict[str, Callable[[Offer], Placement]] = {

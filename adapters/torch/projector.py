@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -26,10 +27,10 @@ class Projector:
 
     For each layer it solves the method's problem, for example with :class:`gradproj.Decomposed`
 
-        min ½‖w − g‖²  subject to  ḡᵀw ≥ 0  and  Bᵀw = 0,
+        min ½‖w − g‖²  subject to  ḡᵀw ≥ 0  and  B w = 0,
 
-    where g is the new task's gradient, ḡ the mean of the old tasks' and B a basis of their
-    differences, and leaves w in ``.grad`` for any optimizer.
+    where g is the new task's gradient, ḡ the mean of the old tasks' and the rows of B a basis of
+    their differences, and leaves w in ``.grad`` for any optimizer.
 
     Parameters
     ----------
@@ -38,8 +39,9 @@ class Projector:
     method : gradproj.Method
         What is solved: ``gp.Decomposed()``, ``gp.GEM()``, ``gp.AGEM()``, ``gp.SGEM()``.
     layers : str, callable or list of groups of names
-        ``"module"`` (weight and bias together), ``"tensor"``, ``"child"`` (top-level children),
-        ``"all"`` (one layer), a function from a parameter's name to its layer, or the groups.
+        ``"module"`` (weight and bias of a submodule together), ``"tensor"``, ``"child"`` (top-level
+        children), ``"all"`` (one layer), a function from a parameter's name to its layer, or the
+        groups.
     backend : {"auto", "numpy", "cupy", "torch"}
         Library that measures the inner products on the buffer's own memory. "auto" takes NumPy on
         the CPU and, on CUDA, CuPy if it is installed and torch otherwise.
@@ -121,6 +123,7 @@ class Projector:
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
         """Layer name to the names of its parameters."""
+        self._recorder.sync()
         return self._recorder.layers
 
     @property
@@ -148,25 +151,9 @@ class Projector:
             :class:`gradproj.Decomposed` with ``rank=0`` their sum, whatever the number of tasks,
             and :class:`gradproj.SGEM` the drawn one; the others are called, not run backward.
         """
-        self._recorder.begin()
-        reduction = self._reduction(old_losses)
-        if isinstance(new_loss, Tensor):
-            self._run(new_loss, 0)
-        with nullcontext() if self.running_statistics else statistics.kept(self.model):
-            if not self.running_statistics:
-                statistics.refuse_tensors(old_losses)
-            for task, loss in enumerate(old_losses):
-                if reduction is None:
-                    self._run(loss, task + 1)
-                elif task in reduction.tasks:
-                    self._run(loss, task + 1, row=1, add=task != reduction.tasks[0])
-                    if task == reduction.tasks[0]:
-                        reduction.first = self._recorder.gradients.squares()
-                else:  # for what the pass itself does, such as moving the statistics of batch norm
-                    _value(loss, task + 1)
-        if not isinstance(new_loss, Tensor):
-            self._run(new_loss, 0)
-        self._project(reduction)
+        checks.losses(old_losses)
+        with self._recorder.step():
+            self._loop(new_loss, old_losses, self._reduction(old_losses))
 
     def backward_batches(
         self,
@@ -196,28 +183,17 @@ class Projector:
         >>> model.weight.grad, projector.engine
         (tensor([[0.5000, 0.5000]]), 'loop')
         """
+        old = list(old)
         self.engine = engines.choose(self._wanted_engine, self.model, old)
-        if self.engine == "loop":
-            old_losses = [partial(loss, self.model, *batch) for batch in old]
-            self.backward(partial(loss, self.model, *new), old_losses)
-            return
-        self._recorder.begin()
-        reduction = self._reduction(old)
-        try:
-            if reduction is None:
-                self._recorder.write(engines.vectorised(self.model, loss, old), len(old))
+        new_loss = partial(loss, self.model, *new)
+        with self._recorder.step():
+            reduction = self._reduction(old)
+            if self.engine == "vmap" and self._at_once(loss, old, reduction):
+                self._run(new_loss, 0)
+                self._project(reduction)
             else:
-                self._run_sum(loss, old, reduction)
-        except RuntimeError as error:
-            if self._wanted_engine == "vmap":
-                raise RuntimeError(
-                    'engine="vmap": torch cannot vectorise this loss; use engine="loop"'
-                ) from error
-            self._wanted_engine = "loop"
-            self.backward_batches(loss, new, old)
-            return
-        self._run(partial(loss, self.model, *new), 0)
-        self._project(reduction)
+                old_losses = [partial(loss, self.model, *batch) for batch in old]
+                self._loop(new_loss, old_losses, reduction)
 
     def zero_grad(self, task: int | None = None) -> None:
         """Point every ``.grad`` at a zeroed row of the buffer, so that nothing is copied later.
@@ -235,11 +211,12 @@ class Projector:
     def store(self, task: int) -> None:
         """Take what is in ``.grad`` as the gradient of old task number `task`, from 0 on.
 
-        It is copied into the buffer unless :meth:`zero_grad` has put it there to begin with.
+        It is copied into the buffer unless :meth:`zero_grad` has put it there to begin with;
+        ``.grad`` is None then.
         """
         checks.task(task)
         self._recorder.sync()
-        self._recorder.collect(task + 1)
+        self._recorder.take(task + 1)
 
     def project(self) -> None:
         """Take what is in ``.grad`` as the new gradient, and replace it by w.
@@ -265,6 +242,7 @@ class Projector:
         tensor([[0.5000, 0.5000]])
         """
         self._recorder.sync()
+        self._recorder.tasks()  # raises before anything is changed
         self._recorder.collect_new()
         self._project()
 
@@ -277,7 +255,6 @@ class Projector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a :meth:`state_dict`."""
-        self._recorder.sync()
         states.load(state, self.method, self.layers)
 
     def _reduction(self, old: object) -> Reduction | None:
@@ -286,13 +263,61 @@ class Projector:
         alone = self._processes.mode is None or found is None or len(found.tasks) == 1
         return found if alone else None
 
+    def _loop(
+        self, new_loss: Loss, old_losses: Iterable[Loss], reduction: Reduction | None
+    ) -> None:
+        """Run all losses backward one after the other, and project."""
+        if isinstance(new_loss, Tensor):
+            self._run(new_loss, 0)
+        with nullcontext() if self.running_statistics else statistics.kept(self.model):
+            if not self.running_statistics:
+                statistics.refuse_tensors(old_losses)
+            for task, loss in enumerate(old_losses):
+                if reduction is None:
+                    self._run(loss, task + 1)
+                elif task in reduction.tasks:
+                    self._run(loss, task + 1, row=1, add=task != reduction.tasks[0])
+                    reduction.look_at(self._recorder.gradients)
+                else:  # for what the pass itself does, such as moving the statistics of batch norm
+                    _value(loss, task + 1)
+        if not isinstance(new_loss, Tensor):
+            self._run(new_loss, 0)
+        self._project(reduction)
+
+    def _at_once(
+        self,
+        loss: Callable[..., Tensor],
+        old: Sequence[Sequence[Any]],
+        reduction: Reduction | None,
+    ) -> bool:
+        """Compute the old tasks' gradients by vmap; False if that failed and the loop may do it."""
+        try:
+            if reduction is None:
+                self._recorder.write(engines.vectorised(self.model, loss, old), len(old))
+            else:
+                self._run_sum(loss, old, reduction)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0].partition(". ")[0]
+            if self._wanted_engine == "vmap":
+                raise RuntimeError(
+                    f'engine="vmap": torch cannot vectorise this loss ({reason}); use engine="loop"'
+                ) from error
+            warnings.warn(
+                f'engine="auto": torch cannot vectorise this loss ({reason}); the loop takes over',
+                stacklevel=3,
+            )
+            self._wanted_engine = self.engine = "loop"
+            self._recorder.forget()
+            return False
+        return True
+
     def _run_sum(
         self, loss: Callable[..., Tensor], old: Sequence[Sequence[Any]], reduction: Reduction
     ) -> None:
         """Run the losses in the sum backward, all but the first at once."""
         first, *others = reduction.tasks
         self._run(partial(loss, self.model, *old[first]), first + 1, row=1)
-        reduction.first = self._recorder.gradients.squares()
+        reduction.look_at(self._recorder.gradients)
         if others:
             rest = partial(engines.total, self.model, loss, [old[task] for task in others])
             self._run(rest, others[0] + 1, row=1, add=True)
@@ -337,10 +362,6 @@ class Projector:
 
 def _value(loss: Loss, row: int) -> Tensor:
     """Return the value of a loss, computed now if it is a function."""
-    value = loss if isinstance(loss, Tensor) else loss()
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{'new_loss' if row == 0 else f'old_losses[{row - 1}]'} is a "
-            f"{type(value).__name__}; pass a scalar tensor or a function that returns one"
-        )
+    value = loss() if callable(loss) else loss
+    checks.loss(value, "new_loss" if row == 0 else f"old_losses[{row - 1}]")
     return value

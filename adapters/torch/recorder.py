@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,10 +46,16 @@ class Recorder:
             self._gradients = self._laid_out()
         return self._gradients
 
-    def begin(self) -> None:
-        """Start a step with nothing recorded."""
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Start a step with nothing recorded, and record nothing if it ends with an error."""
         self.forget()
         self.sync()
+        try:
+            yield
+        except BaseException:
+            self.forget()
+            raise
 
     def forget(self) -> None:
         """Drop what is recorded."""
@@ -74,9 +81,19 @@ class Recorder:
         self.copied += copied
 
     def collect_new(self) -> None:
-        """Record what is in `.grad` as the new task's, unless that has been done."""
-        if 0 not in self._stored:
-            self.collect(0)
+        """Record what is in `.grad` as the new task's; raise if there is nothing."""
+        parameters = [p for block in self.gradients.blocks for p in block.parameters]
+        if all(p.grad is None for p in parameters):
+            raise ValueError(
+                "no parameter has a .grad: run the new task's loss backward after the old tasks' "
+                "gradients have been stored, right before project()"
+            )
+        self.collect(0)
+
+    def take(self, row: int) -> None:
+        """Record what is in `.grad` as a row that nobody else can get at."""
+        self.collect(row)
+        self.gradients.release()
 
     def write(self, gradients: Mapping[nn.Parameter, Tensor], tasks: int) -> None:
         """Record the gradients of all old tasks at once."""
@@ -88,7 +105,7 @@ class Recorder:
 
     def tasks(self) -> int:
         """Return the number of old tasks; raise if one is missing."""
-        tasks = len(self._stored) - 1
+        tasks = max(self._stored, default=0)
         for task in range(tasks):
             if task + 1 not in self._stored:
                 raise ValueError(
@@ -123,6 +140,9 @@ class Recorder:
             )
         if not parameters:
             raise ValueError("model has no parameter that requires a gradient")
+        if self._gradients is not None:
+            # An optimizer would go on moving a parameter that has been frozen with what it left.
+            self._gradients.release(parameters)
         engines.refuse_sparse(model)
         checks.real(model)
         self.layers = group_parameters(model, self._grouping)

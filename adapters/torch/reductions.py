@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import gradproj as gp
-from gradproj.adapters.torch.gradients import Floats
+from gradproj.adapters.torch.gradients import Floats, Gradients
 
 
 @dataclass
@@ -25,25 +25,30 @@ class Reduction:
         One number for the tasks in the sum, 0 for all others.
     tasks : list of int
         The old tasks in the sum.
-    first : numpy.ndarray (L,)
-        Squared length of the first gradient in the sum, as soon as it is known.
+    scale : numpy.ndarray (L,)
+        Squared length that the sum had when it first had one.
     """
 
     method: gp.Method
     weights: Floats
     tasks: list[int]
-    first: Floats = field(default_factory=lambda: np.zeros(1))
+    scale: Floats = field(default_factory=lambda: np.zeros(1))
+
+    def look_at(self, gradients: Gradients) -> None:
+        """Note how long the sum is by now, as long as it is zero in some layer."""
+        if len(self.tasks) > 1 and not self.scale.all():
+            self.scale = np.maximum(self.scale, gradients.squares())
 
     def solve(self, C: Floats, h: Floats, *, tolerance: float) -> gp.Solution:
         """Solve for the coefficient of the sum, from the sum's C (L, 1, 1) and h (L, 1).
 
-        Where the sum is nothing but rounding beside its first gradient, they have cancelled: there
-        is no direction to go by, and it counts as zero.
+        Where the sum is nothing but rounding beside what it has been, the gradients have cancelled:
+        there is no direction to go by, and it counts as zero.
         """
         weight = float(self.weights.max())
         C, h = C * weight**2, h * weight
         if len(self.tasks) > 1:
-            nothing = C[:, 0, 0] <= tolerance * self.first
+            nothing = C[:, 0, 0] <= tolerance * self.scale
             C[nothing], h[nothing] = 0.0, 0.0
         solution = self.method.solve(C, h, tolerance=tolerance)
         return replace(solution, coefficients=solution.coefficients * weight)

@@ -70,6 +70,10 @@ def test_bad_input():
         ValueError, match=r"old\[1\] has shapes \[\(2,\)\] and new \[\(2,\), \(3,\)"
     ):
         project_gradients(new, [new, new[:1]])
+    with pytest.raises(
+        TypeError, match=r"old\[0\]\[1\] is torch.float64 on cpu and new\[0\] torch"
+    ):
+        project_gradients(new, [[None, torch.ones(3).double()]])
     with pytest.raises(ValueError, match=r"old\[0\] has shapes \[\(3,\), None\] and new"):
         project_gradients(new, [[torch.ones(3), None]])
     with pytest.raises(ValueError, match=r"old\[1\] has shapes \[\(3,\)\] and new \[\(2,\)\];"):

@@ -98,6 +98,11 @@ def test_tied_weights_count_once_under_their_first_name():
         ([NAMES[:3]], ValueError, r"layers leaves out \['head.weight', 'head.bias'\]"),
         ([NAMES, ["tail"]], ValueError, r"layers\[1\] names 'tail', which the model does not have"),
         ([NAMES, NAMES[:1]], ValueError, r"layers\[1\] and layers\[0\] both hold 'body.0.weight'"),
+        (
+            lambda name: 1 if "head" in name else "1",
+            ValueError,
+            "layers gives two layers the name '1', one of them as 1; let it return strings",
+        ),
         (NAMES, TypeError, r"layers\[0\]='body.0.weight' is a string; each group is a list"),
     ],
 )

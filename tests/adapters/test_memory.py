@@ -231,9 +231,30 @@ def test_later_samples_go_where_the_first_ones_are():
     assert len(memory) == 4
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_default_device_of_torch_does_not_matter(policy):
+    x, y = torch.randn(9, 3), torch.arange(9) % 3
+    with torch.device("meta"):
+        memory = EpisodicMemory(4, policy)
+        memory.add(0, x[:5], y[:5])
+        memory.add(0, x[5:], y[5:])
+        drawn, _ = memory.sample(0, 2)
+        parts = memory.split(2)
+    assert {t.device.type for t in (drawn, *parts[0], *memory.all(0))} == {"cpu"}
+
+
+def test_tasks_of_different_kinds_are_read_one_by_one():
+    memory = EpisodicMemory()
+    memory.add(0, torch.zeros(2, 3))
+    memory.add("b", torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"samples of tasks \[0, 'b'\] differ in shape or dtype"):
+        memory.all()
+
+
 def test_errors_say_what_is_wrong():
-    with pytest.raises(ValueError, match="per_task=0; keep at least one sample a task"):
-        EpisodicMemory(0)
+    for per_task in (0, 2.5):
+        with pytest.raises(ValueError, match=f"per_task={per_task}; keep at least one sample a"):
+            EpisodicMemory(per_task)
     with pytest.raises(ValueError, match="policy='first' is not known; use 'last', 'random'"):
         EpisodicMemory(policy="first")
     memory = EpisodicMemory()
@@ -246,8 +267,11 @@ def test_errors_say_what_is_wrong():
     with pytest.raises(TypeError, match=r"tensors\[1\] is a list; pass tensors, for example"):
         memory.add(0, torch.zeros(2), [0, 1])
     memory.add(0, torch.zeros(2))
-    with pytest.raises(ValueError, match="n=0; draw at least one sample"):
-        memory.sample(0, 0)
+    for n in (0, 2.5):
+        with pytest.raises(ValueError, match=f"n={n}; draw at least one sample, a whole number"):
+            memory.sample(0, n)
+    with pytest.raises(TypeError, match=r"task is a Tensor; name it by an int .* int\(task\)"):
+        memory.add(torch.tensor(1), torch.zeros(2))
     with pytest.raises(ValueError, match="tensors of task 0 have changed from"):
         memory.add(0, torch.zeros(2, 2))
     with pytest.raises(KeyError, match="task 5 is not in the memory; it has"):
