@@ -43,6 +43,9 @@ def run_demo(
     with make_display([job.name for job in jobs], console) as display:
         outcomes = execute_all(jobs, display, workers=workers)
     failed = [outcome for outcome in outcomes if outcome.kind not in ("finished", "skipped")]
+    if any(outcome.kind == "interrupted" for outcome in failed):
+        console.print("stopped; the same command goes on from here", highlight=False)
+        return 130
     for outcome in failed:
         console.print(f"{outcome.name}: {outcome.message}", markup=False, highlight=False)
     if failed:

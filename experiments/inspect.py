@@ -195,6 +195,9 @@ def _gradients(
     trained = {name: p for name, p in named.items() if p.requires_grad}
     with kept(model):
         value = loss(model, *batch)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"loss(model, *batch) gave {found}; it must give a scalar tensor")
         parts = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
     # float64: the specific part is a difference of large, nearly equal gradients.
     return {

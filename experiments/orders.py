@@ -41,6 +41,8 @@ def class_order(order: str | Sequence[int], classes: int, seed: int = 0) -> tupl
     """
     if isinstance(order, str):
         return _named(order, classes, seed)
+    if not isinstance(order, Sequence):
+        raise ValueError(f"class_order={order!r} must be a name or a list of labels")
     labels = tuple(int(label) for label in order)
     if sorted(labels) != list(range(classes)):
         raise ValueError(

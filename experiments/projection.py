@@ -12,7 +12,7 @@ import gradproj as gp
 from gradproj.adapters.torch import EpisodicMemory, Projector
 from gradproj.experiments import rng
 from gradproj.experiments.incremental.exemplars import Exemplars
-from gradproj.experiments.incremental.features import embed
+from gradproj.experiments.incremental.features import embed, require_network
 from gradproj.experiments.incremental.subbuffers import SubBuffers
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.networks import Network
@@ -118,8 +118,10 @@ class ProjectionLearner(Learner):
         memory, seed = self.config.memory, rng.derive(self.config.seed, "memory")
         if self.stream.scenario != "class":
             return EpisodicMemory(memory.per_task, policy=memory.policy, seed=seed)
+        require_network(self.model, self.config.network)
         budget = memory.budget(len(self.stream.tasks))
         exemplars = Exemplars(budget, memory.per_class, memory.policy, seed)
+        exemplars.share(self.stream.outputs)  # raises now if there is no room for them at the end
         seed = rng.derive(self.config.seed, "buffers")
         return SubBuffers(exemplars, memory.buffers, seed, self.setup.device)
 

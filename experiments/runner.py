@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,11 @@ def run(
     if tensorboard:
         from gradproj.experiments.tensorboard import TensorBoard
 
+        if force:
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         job.listeners.append(TensorBoard(folder))
-    store.prepare(config, force=force)
-    job.execute()
+    with store.prepared(config, force=force):
+        job.execute()
     return True
 
 

@@ -10,12 +10,14 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from gradproj.experiments.config import RunConfig
 from gradproj.experiments.schema import ConfigError
@@ -32,6 +34,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.chmod(name, 0o644)  # Temporary files are private; these are to be read.
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -70,20 +73,40 @@ class RunFolder:
             )
         return True
 
-    def prepare(self, config: RunConfig, *, force: bool = False) -> None:
-        """Make the folder with `config` in it; `force` clears what another run left there."""
+    @contextmanager
+    def prepared(self, config: RunConfig, *, force: bool = False) -> Iterator[None]:
+        """Have the folder to oneself, with `config` in it; `force` clears what another run left."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock", timeout=0)
+            lock.acquire()
+        except Timeout:
+            raise RunError(
+                f"another process is running in {self.path}; wait for it, or choose another folder "
+                "with --out"
+            ) from None
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            self._begin(config, force)
+            yield
+        finally:
+            lock.release()
+
+    def _begin(self, config: RunConfig, force: bool) -> None:
+        try:
             if force:
                 for file in (self.result, self.checkpoint, self.steps, self.config):
                     file.unlink(missing_ok=True)
             if not self.config.exists():
                 write_atomically(self.config, config.to_json().encode())
         except OSError as error:
-            raise RunError(
-                f"{self.path} cannot be written ({error.strerror}); "
-                "choose another folder with --out"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(
+            f"{self.path} cannot be written ({error.strerror}); choose another folder with --out"
+        )
 
     def _check_same(self, config: RunConfig) -> None:
         try:

@@ -266,7 +266,7 @@ def _draw(available: int, samples: int, seed: int, task: int) -> torch.Tensor:
     if not 1 <= samples <= available:
         raise ValueError(
             f"samples={samples}: task {task} has {available} training images; "
-            f"use a number from 1 to {available}, or None for all of them"
+            f"use a number from 1 to {available}"
         )
     chosen = _generator(seed, "samples", task).choice(available, samples, replace=False)
     return torch.from_numpy(chosen.astype(np.int64))

@@ -94,7 +94,8 @@ def _config(name: str, changes: dict[str, Any]) -> RunConfig:
     preset = f"{name}/ours"
     if preset in presets.available():
         return presets.find(preset, changes)
-    return resolve(merge({"benchmark": name, "method": "ours"}, changes))
+    base = merge(presets.shared(name), {"benchmark": name, "method": "ours"})
+    return resolve(merge(base, changes))
 
 
 def _mask(stream: Stream, task: Task) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import gradproj as gp
 from gradproj.experiments import methods, rng
-from gradproj.experiments.config import RunConfig
+from gradproj.experiments.config import RunConfig, resolve
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.record import Record
@@ -67,6 +68,11 @@ class Run:
                 f"augment='{config.augment}': method '{config.method}' does not augment its "
                 "images; leave it at 'none'"
             )
+        if config.ema and not kind.averages:
+            raise ConfigError(
+                f"ema={config.ema:g}: method '{config.method}' cannot be evaluated with averaged "
+                "weights; leave it at 0"
+            )
         self.config, self.stream, self.store = config, stream, store
         self.device = torch.device(device)
         self.listeners = [report]
@@ -84,7 +90,7 @@ class Run:
         """Train to the end, from the checkpoint if there is one, and return the result."""
         self.store.write_json(self.store.environment, describe_environment(str(self.device)))
         state = self.store.load_checkpoint()
-        offset = 0 if state is None else self._restore(state)
+        offset = 0 if state is None else self._restored(state)
         self.log = StepLog(self.store.steps, offset)
         self._saved_at = time.monotonic()
         with deferred_signals(self._request_stop):
@@ -243,6 +249,20 @@ class Run:
             }
         )
         self._saved_at = time.monotonic()
+
+    def _restored(self, state: dict[str, Any]) -> int:
+        """Go back to a checkpoint; raise if it is not one of this run."""
+        try:
+            if resolve(json.loads(state["config"])) == self.config:
+                return self._restore(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = f" ({type(error).__name__}: {error})"
+        else:
+            reason = ", but of another configuration"
+        raise RunError(
+            f"{self.store.checkpoint} is not a checkpoint of this run{reason}; --force starts the "
+            "run over"
+        )
 
     def _restore(self, state: dict[str, Any]) -> int:
         self.learner.load_state_dict(state["learner"])

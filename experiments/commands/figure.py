@@ -15,12 +15,19 @@ from gradproj.experiments.storage import write_atomically
 
 __all__ = ["configure", "execute"]
 
-NAMES = ("gradient-magnitudes", "k-sweep", "layerwise", "time")
+# What each shows; not taken from the modules that draw them, which load matplotlib.
+NAMES = {
+    "gradient-magnitudes": "norms of the gradients over the layers",
+    "k-sweep": "ACC and BWT against K for PCA, FirstK and LastK",
+    "layerwise": "GEM, A-GEM and (d) with and without the layerwise update",
+    "time": "training time of (d), on the whole network, against (f), layer by layer",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("name", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    shown = "; ".join(f"{name}: {shows}" for name, shows in NAMES.items())
+    parser.add_argument("name", choices=NAMES, metavar="NAME", help=shown)
     parser.add_argument("--benchmark", default="permuted-digits", help="needs no data by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 5, 8], metavar="K",
@@ -41,6 +48,8 @@ def execute(args: argparse.Namespace) -> int:
     from gradproj.experiments.figures.request import Request
     from gradproj.experiments.report import style
 
+    out = args.out or Path(f"{args.name}-{args.benchmark.replace(':', '-')}.png")
+    style.check_kind(out)
     request = Request(
         benchmark=args.benchmark,
         seeds=tuple(args.seeds),
@@ -51,8 +60,7 @@ def execute(args: argparse.Namespace) -> int:
         draw_only=args.draw_only,
         workers=args.jobs,
     )
-    made = FIGURES[args.name].make(request)
-    out = args.out or Path(f"{args.name}-{args.benchmark.replace(':', '-')}.png")
+    made = FIGURES[args.name](request)
     path = style.save(made.figure, out)
     text = "\n".join([f"# {made.table.title}", "", *render_table(made.table)])
     write_atomically(path.with_suffix(".md"), text.encode())

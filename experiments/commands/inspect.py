@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
 from gradproj.experiments.commands.arguments import at_least_one, print_whole
 from gradproj.experiments.config import parse_overrides
 from gradproj.experiments.inspect import short_run
-from gradproj.experiments.projection import layer_groups
+from gradproj.experiments.projection import LayerNames, layer_groups
 from gradproj.experiments.subjects import from_benchmark, from_factory
 
 __all__ = ["configure", "execute"]
@@ -41,8 +42,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Do the short run, print the table and save the figure."""
+    from gradproj.experiments.report import inspection, style  # loads matplotlib
+
     if not 0 < args.share <= 1:
         raise ValueError(f"--share={args.share} must be above 0 and at most 1")
+    if args.lr is not None and args.lr <= 0:
+        raise ValueError(f"--lr={args.lr} must be above 0")
+    if args.layers not in get_args(LayerNames):
+        raise ValueError(f"--layers={args.layers!r} must be one of {get_args(LayerNames)}")
+    style.check_kind(args.out)
     if args.factory:
         for option, given in (("--set", args.set), ("--data-dir", args.data_dir)):
             if given:
@@ -63,8 +71,6 @@ def execute(args: argparse.Namespace) -> int:
         moments=args.moments,
         lr=subject.lr if args.lr is None else args.lr,
     )
-    from gradproj.experiments.report import inspection, style  # loads matplotlib
-
     console = Console()
     print_whole(console, inspection.tabulate(found, subject.name, args.share))
     for line in inspection.advise(found, args.share):

@@ -50,7 +50,10 @@ def execute(args: argparse.Namespace) -> int:
         return 1
     if args.results is not None:
         if args.runs:
-            print(f"{len(export(collection.runs, args.results))} runs kept")
+            kept = export(collection.runs, args.results)
+            print(f"{len(kept)} runs kept")
+            if not kept and not args.results.exists():
+                raise ValueError(f"RUNS has no finished run to keep in {args.results}")
         print(write_readme(args.results))
     out = args.out or (None if args.results else Path("report"))
     if out is not None:

@@ -24,7 +24,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "presets", nargs="*", metavar="PRESET", help="such as mnist-permutations/ours"
     )
-    parser.add_argument("--benchmark", help="instead of a preset, together with --method")
+    parser.add_argument(
+        "--benchmark",
+        help="instead of a preset, together with --method; with what its presets have in common",
+    )
     parser.add_argument(
         "--method",
         help="instead of a preset, together with --benchmark; your own as module:class",
@@ -73,6 +76,8 @@ def execute(args: argparse.Namespace) -> int:
         0 if all is done, 1 if a run failed, 130 if Ctrl-C or SIGTERM stopped one: --resume then
         continues it.
     """
+    if args.address and args.engine != "ray":
+        raise ConfigError(f"--address {args.address} is of a Ray cluster; add --engine ray")
     jobs = make_jobs(
         args.presets,
         benchmark=args.benchmark,
@@ -117,7 +122,7 @@ def make_jobs(
     changes = parse_changes(overrides)
     suffix = "".join(f",{pair.replace('/', '_')}" for pair in sorted(overrides))
     jobs = []
-    for name in names or [f"{benchmark}/{method}"]:
+    for name in dict.fromkeys(names or [f"{benchmark}/{method}"]):
         for seed in dict.fromkeys(seeds):
             config = _config(name, benchmark, method, merge(changes, {"seed": seed}))
             run = f"{name.replace(':', '-')}{suffix}/seed-{seed}"
@@ -139,8 +144,9 @@ def parse_changes(overrides: Sequence[str]) -> dict[str, Any]:
 def _config(
     name: str, benchmark: str | None, method: str | None, changes: Mapping[str, Any]
 ) -> RunConfig:
-    if benchmark and method:
-        return resolve(merge({"benchmark": benchmark, "method": method}, changes))
+    if benchmark and method and name not in presets.available():
+        values = merge(presets.shared(benchmark), {"benchmark": benchmark, "method": method})
+        return resolve(merge(values, changes))
     return presets.find(name, changes)
 
 

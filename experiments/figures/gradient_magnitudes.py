@@ -13,9 +13,7 @@ from gradproj.experiments.report import style
 from gradproj.experiments.report.tables import Line, Table
 from gradproj.experiments.subjects import from_benchmark
 
-__all__ = ["HELP", "make"]
-
-HELP = "histogram of gradient norms over layers"
+__all__ = ["make"]
 
 MOMENTS = 100
 

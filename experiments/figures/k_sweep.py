@@ -10,9 +10,7 @@ from gradproj.experiments.report import style
 from gradproj.experiments.report.rows import Row
 from gradproj.experiments.report.tables import Line, Table, spread
 
-__all__ = ["HELP", "make"]
-
-HELP = "ACC and BWT against K for PCA, FirstK and LastK"
+__all__ = ["make"]
 
 RELAXATIONS = {"PCA": "ours", "FirstK": "first-k", "LastK": "last-k"}
 EVERY = Spec("f")

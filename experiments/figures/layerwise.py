@@ -9,9 +9,7 @@ from gradproj.experiments.report import paper, style
 from gradproj.experiments.report.rows import Row
 from gradproj.experiments.report.tables import Line, Table, spread
 
-__all__ = ["HELP", "make"]
-
-HELP = "GEM, A-GEM and (d), each with and without the layerwise update"
+__all__ = ["make"]
 
 # Method: the entry on the whole network, the entry layer by layer.
 PAIRS = {"GEM": ("gem", "gem-layerwise"), "A-GEM": ("agem", "agem-layerwise"), "(d)": ("d", "f")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from gradproj.experiments.schema import to_plain
 from gradproj.experiments.storage import RunError
 
 __all__ = ["Made", "Request", "Spec", "obtain", "title"]
+
+TIMED = "timed"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def obtain(request: Request, specs: Sequence[Spec], *, alone: bool = False) -> d
     request : Request
     specs : sequence of Spec
     alone : bool
-        One run at a time, for those whose seconds count.
+        One run at a time, in a folder of their own, for those whose seconds count.
 
     Returns
     -------
@@ -74,6 +76,10 @@ def obtain(request: Request, specs: Sequence[Spec], *, alone: bool = False) -> d
     RunError
         If a run fails, or none is there to draw from.
     """
+    _refuse_varied(request, specs)
+    if alone:
+        # Runs made beside others would be found here too, and took longer.
+        request = replace(request, runs=request.runs / TIMED)
     wanted = {spec: _jobs(request, spec) for spec in specs}
     found = _find(request, wanted)
     if not request.draw_only:
@@ -91,6 +97,14 @@ def obtain(request: Request, specs: Sequence[Spec], *, alone: bool = False) -> d
 def title(request: Request, rows: Mapping[Spec, Row]) -> str:
     """Name the benchmark with its scenario."""
     return f"{request.benchmark} ({next(iter(rows.values())).scenario}-incremental)"
+
+
+def _refuse_varied(request: Request, specs: Sequence[Spec]) -> None:
+    """Raise if --set names what the figure itself sets."""
+    varied = {pair.partition("=")[0] for spec in specs for pair in spec.changes}
+    for pair in request.overrides:
+        if pair.partition("=")[0].strip() in varied:
+            raise ValueError(f"--set {pair}: this figure sets that value itself; leave it out")
 
 
 def _jobs(request: Request, spec: Spec) -> list[Job]:

@@ -8,9 +8,7 @@ from gradproj.experiments.figures.request import Made, Request, Spec, obtain, ti
 from gradproj.experiments.report import paper, style
 from gradproj.experiments.report.tables import Line, Table, spread
 
-__all__ = ["HELP", "make"]
-
-HELP = "time of training (d), on the whole network, against (f), layer by layer"
+__all__ = ["make"]
 
 ENTRIES = ("d", "f")
 

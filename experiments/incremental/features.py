@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradproj.experiments.evaluation import BATCH
 from gradproj.experiments.networks import Network
 
-__all__ = ["embed"]
+__all__ = ["embed", "require_network"]
+
+
+def require_network(model: nn.Module, name: str) -> None:
+    """Raise unless the model tells its features from its head, which exemplars are chosen by."""
+    if not isinstance(model, Network):
+        raise ValueError(
+            f"network='{name}' makes a {type(model).__name__}; where the task is unknown it must "
+            "make a gradproj.experiments.networks.Network, which has features and a head"
+        )
 
 
 @torch.no_grad()

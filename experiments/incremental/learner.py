@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from gradproj.experiments import rng
 from gradproj.experiments.incremental.exemplars import Exemplars
-from gradproj.experiments.incremental.features import embed
+from gradproj.experiments.incremental.features import embed, require_network
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
@@ -49,6 +50,7 @@ class IncrementalLearner(Learner):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
+        require_network(self.network, self.config.network)
         memory = self.config.memory
         self.exemplars = Exemplars(
             memory.budget(len(self.stream.tasks)),
@@ -56,6 +58,8 @@ class IncrementalLearner(Learner):
             memory.policy,
             seed=rng.derive(self.config.seed, "memory"),
         )
+        if self.rehearses:
+            self.exemplars.share(self.stream.outputs)  # raises now if some will find no room
         self.teacher = frozen(self.model)
         self.stage = ""
 
@@ -99,8 +103,7 @@ class IncrementalLearner(Learner):
     @property
     def network(self) -> Network:
         """The network inside the model."""
-        assert isinstance(self.model, Network)
-        return self.model
+        return cast(Network, self.model)  # looked at when the learner was made
 
     @property
     def old(self) -> int:

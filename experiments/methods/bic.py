@@ -63,6 +63,7 @@ class BiC(IncrementalLearner):
     """Distillation, then one scale and one shift for the new classes, fitted to held-out data."""
 
     name = "bic"
+    averages = False
     Options = Options
     saved = (*IncrementalLearner.saved, "bias", "bias_optimizer", "held")
 

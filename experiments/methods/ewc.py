@@ -47,9 +47,13 @@ class EWC(Learner):
         if not self.first:
             return
         x, y = self.first
+        # Where all outputs seen compete, those of the new task had not been seen yet.
+        mask = self.masks[: task.index].amax(0)
+        if self.stream.scenario != "class":
+            mask = self.mask(task.index - 1)
         self.model.train()
         self.optimizer.zero_grad()
-        self.loss(self.model, x, y, self.mask(task.index - 1)).backward()  # type: ignore[no-untyped-call]
+        self.loss(self.model, x, y, mask).backward()  # type: ignore[no-untyped-call]
         fisher = flat_gradient(self.model).square()
         self.weight += fisher
         self.centre += fisher * flat_weights(self.model)

@@ -50,6 +50,7 @@ class GDumb(Learner):
 
     name = "gdumb"
     scenarios = ("task", "domain", "class")
+    averages = False
     Options = Options
     saved = (*Learner.saved, "images", "labels", "numbers", "counts")
 

@@ -52,6 +52,7 @@ class ICaRL(Learner):
 
     name = "icarl"
     scenarios = ("task",)
+    averages = False
     Options = Options
     saved = (*Learner.saved, "images", "targets", "means")
 

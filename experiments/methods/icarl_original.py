@@ -19,6 +19,7 @@ class ICaRLOriginal(IncrementalLearner):
     """Sigmoid outputs with distilled targets, and the nearest mean of exemplars in features."""
 
     name = "icarl-original"
+    averages = False
     saved = (*IncrementalLearner.saved, "means")
 
     def __init__(self, setup: Setup) -> None:

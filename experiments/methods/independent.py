@@ -40,7 +40,10 @@ class Independent(Learner):
         )
 
     def begin_task(self, task: Task) -> None:
-        """Copy the parameters, not the batch-norm statistics, of the network before."""
+        """Copy the parameters, not the batch-norm statistics, of the network before.
+
+        A head for another number of classes starts afresh.
+        """
         if task.index > 0 and self.options.finetune:
             with torch.no_grad():
                 for new, old in zip(
@@ -48,7 +51,8 @@ class Independent(Learner):
                     self.network(task.index - 1).parameters(),
                     strict=True,
                 ):
-                    new.copy_(old)
+                    if new.shape == old.shape:
+                        new.copy_(old)
 
     def network(self, task: Task | int) -> nn.Module:
         """Return the network of a task."""

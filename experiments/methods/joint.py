@@ -18,6 +18,7 @@ class Joint(Learner):
 
     name = "joint"
     scenarios = ("task", "domain", "class")
+    averages = False
     augments = True
 
     def begin_task(self, task: Task) -> None:

@@ -42,8 +42,8 @@ class LwF(IncrementalLearner):
     Options = Options
 
     def __init__(self, setup: Setup) -> None:
+        self.rehearses = setup.config.options.exemplars
         super().__init__(setup)
-        self.rehearses = self.options.exemplars
 
     def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
         """CE + λ Σ_s (|s| / C_old) T² KL of the outputs of each old task s."""

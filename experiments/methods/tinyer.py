@@ -18,14 +18,14 @@ __all__ = ["TinyER"]
 
 @dataclass(frozen=True)
 class Options:
-    """`batch`: samples replayed a step; `policy`: how the one buffer for all tasks is filled."""
+    """`batch`: samples replayed a step, as many as are new by the book; `policy`: of the buffer."""
 
     batch: int = ranged(10, low=1)
     policy: str = "reservoir"
 
 
 class TinyER(Learner):
-    """One step on the new batch and as large a batch from one memory of all tasks."""
+    """One step on the new batch and on a batch from one memory of all tasks."""
 
     name = "tinyer"
     scenarios = ("task", "domain", "class")

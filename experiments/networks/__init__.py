@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from gradproj.experiments.loading import is_own, load_object
 from gradproj.experiments.networks.imagenet import imagenet_resnet18
@@ -58,7 +59,8 @@ def build(
     Returns
     -------
     Network
-        With `.features(x)`, `.head` and `.grow(outputs)`.
+        With `.features(x)`, `.head` and `.grow(outputs)`; a person's own may be any module where
+        the task is known.
 
     Examples
     --------
@@ -72,6 +74,8 @@ def build(
     normalise = options.pop("normalise", None)
     with seeded(seed):
         network = find(name)(outputs, input_shape, **options)
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"{name} returned a {type(network).__name__}; return a torch.nn.Module")
     if normalise is not None:
         network.prepend("normalise", Normalise(normalise, input_shape[0]))
     lay_out(network)

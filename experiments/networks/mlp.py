@@ -33,6 +33,8 @@ def mlp(
     >>> sum(p.numel() for p in mlp(10, (1, 28, 28)).parameters())
     89610
     """
+    if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):
+        raise ValueError(f"hidden={hidden} must be a list of widths from 1 on")
     channels, height, width = input_shape
     widths = [channels * height * width, *hidden]
     trunk: dict[str, nn.Module] = {"flatten": nn.Flatten()}

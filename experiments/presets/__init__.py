@@ -12,10 +12,12 @@ from typing import Any
 from gradproj.experiments.config import RunConfig, merge, resolve
 from gradproj.experiments.schema import ConfigError, nearest
 
-__all__ = ["available", "find"]
+__all__ = ["available", "find", "shared"]
 
 # A benchmark's file names the table of methods that it is laid over, "methods" unless it does.
 COMMON = ("methods", "class-methods")
+# The keys of a file that are not values of its presets.
+SPECIAL = ("common", "methods", "variants", "without")
 
 
 @cache
@@ -27,17 +29,37 @@ def available() -> Mapping[str, Mapping[str, Any]]:
     >>> available()["mnist-permutations/single-3ep"]["epochs"]
     3
     """
-    files = {f.name: f for f in resources.files(__package__).iterdir() if f.name.endswith(".toml")}
+    found: dict[str, dict[str, Any]] = {}
+    for name, table in _tables().items():
+        found |= _entries(name, table)
+    return MappingProxyType(found)
+
+
+def shared(benchmark: str) -> dict[str, Any]:
+    """Return what all presets of a benchmark start from; nothing if it has none.
+
+    Examples
+    --------
+    >>> shared("permuted-digits")["memory"]["per_task"]
+    100
+    """
+    table = _tables().get(benchmark, {})
+    return {key: value for key, value in table.items() if key not in SPECIAL}
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    """Read all files, each laid over the table of methods that it names."""
+    files = [f for f in resources.files(__package__).iterdir() if f.name.endswith(".toml")]
     tables = {
-        name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8"))
-        for name, file in files.items()
+        file.name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8"))
+        for file in files
     }
     common = {name: tables.pop(name) for name in COMMON}
-    found: dict[str, dict[str, Any]] = {}
-    for benchmark, own in sorted(tables.items()):
-        table = merge(common[own.pop("common", "methods")], own)
-        found |= _entries(table.pop("benchmark", benchmark), benchmark, table)
-    return MappingProxyType(found)
+    return {
+        name: merge({"benchmark": name, **common[own.get("common", "methods")]}, own)
+        for name, own in sorted(tables.items())
+    }
 
 
 def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunConfig:
@@ -58,14 +80,14 @@ def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunCon
     return resolve(merge(available()[name], {"preset": name, **changes}))
 
 
-def _entries(benchmark: str, name: str, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    methods = table.pop("methods")
-    variants = table.pop("variants", {})
-    for left_out in table.pop("without", []):
-        del methods[left_out]
+def _entries(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    start = {key: value for key, value in table.items() if key not in SPECIAL}
+    variants = table.get("variants", {})
     found = {}
-    for entry, values in methods.items():
-        preset = merge({**table, "benchmark": benchmark, "method": entry}, values)
+    for entry, values in table["methods"].items():
+        if entry in table.get("without", ()):
+            continue
+        preset = merge({**start, "method": entry}, values)
         found[f"{name}/{entry}"] = preset
         for variant, changes in variants.items():
             if entry in changes["of"]:

@@ -131,7 +131,7 @@ def _sources(path: Path) -> list[Path]:
 
 
 def _read_folder(folder: Path, logs: bool) -> RunRecord:
-    config = _object(folder / "config.json")
+    config = _checked(_object(folder / "config.json"))
     environment = folder / "environment.json"
     shared: dict[str, Any] = {
         "config": config,
@@ -159,7 +159,7 @@ def _read_folder(folder: Path, logs: bool) -> RunRecord:
 def _read_file(path: Path) -> RunRecord:
     content = _object(path)
     return RunRecord(
-        config=content["config"],
+        config=_checked(content["config"]),
         scenario=content["scenario"],
         source=path,
         matrix=_matrix(content["accuracy_matrix"]),
@@ -182,12 +182,23 @@ def _object(path: Path) -> dict[str, Any]:
     return content
 
 
+def _checked(config: Any) -> dict[str, Any]:
+    """Return a configuration of which a report can rely on what it names runs by."""
+    kinds = {"benchmark": str, "method": str, "seed": int, "options": dict}
+    for key, kind in kinds.items():
+        if not isinstance(config[key], kind):
+            raise ValueError(f"{key}={config[key]!r} in the configuration is no {kind.__name__}")
+    return dict(config)
+
+
 def _matrix(rows: Sequence[Sequence[float | None]] | None) -> Matrix | None:
     if not rows:
         return None
     matrix = np.asarray(rows, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"accuracy_matrix has shape {matrix.shape}; it must be square")
+    if ((matrix < 0) | (matrix > 1)).any():
+        raise ValueError("accuracy_matrix holds numbers outside 0 to 1")
     return matrix
 
 

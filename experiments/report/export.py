@@ -37,7 +37,6 @@ def export(runs: Iterable[RunRecord], folder: Path) -> list[Path]:
             path = folder / str(name_of(run.config)) / f"seed-{run.seed}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, to_json(run).encode())
-            path.chmod(0o644)  # Temporary files are private; results are to be read.
             written.append(path)
     return written
 
@@ -89,5 +88,4 @@ def write_readme(folder: Path) -> Path:
     """Write the README of a folder of exported runs."""
     path = folder / "README.md"
     write_atomically(path, readme(folder).encode())
-    path.chmod(0o644)
     return path

@@ -51,7 +51,8 @@ def advise(found: Inspection, share: float = 0.9) -> list[str]:
     replay = found.whole.replay_size
     lines = [
         f"rank: {share:.0%} of the task-specific part lies in {_between(ranks)} directions a "
-        f"layer (whole network: {found.whole.rank_for(share)}); rank={share:g} chooses so.",
+        f"layer (whole network: {found.whole.rank_for(share)}); "
+        f"rank={'None' if share == 1 else f'{share:g}'} chooses so.",
         f"strength: the old gradients' sum is {replay:.2g} times as long as the new gradient, so "
         f"strength=0.5 adds {0.5 * replay:.2g} times its length.",
     ]

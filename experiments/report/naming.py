@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any
 
 from gradproj.experiments import presets
-from gradproj.experiments.config import resolve
+from gradproj.experiments.config import RunConfig, merge, resolve
 from gradproj.experiments.loading import is_own
 from gradproj.experiments.report import paper
-from gradproj.experiments.schema import ConfigError, to_plain
+from gradproj.experiments.schema import ConfigError, check, to_plain
 
 __all__ = ["Name", "completed", "fingerprint", "flatten", "label_without", "name_of"]
 
@@ -142,7 +142,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the keys that a configuration written by an older version does not have."""
     if any(is_own(str(config.get(key, ""))) for key in ("method", "network")):
-        return config  # Whoever wrote the file named that code: a report must not run it.
+        return config  # Whoever wrote the file named that code, which a report must not run.
     try:
         plain: dict[str, Any] = to_plain(resolve(config))
     except ConfigError:
@@ -163,10 +163,10 @@ def _by_fingerprint(benchmark: str) -> Mapping[str, tuple[str, ...]]:
 def _base(preset: str, benchmark: str, method: str) -> dict[str, Any]:
     if preset:
         return flatten(to_plain(presets.find(preset)))
-    if is_own(method):
-        return {}
+    values = merge(presets.shared(benchmark), {"benchmark": benchmark, "method": method})
     try:
-        return flatten(to_plain(resolve({"benchmark": benchmark, "method": method})))
+        # The options of a person's own method have no defaults here: a report must not run it.
+        return flatten(to_plain(check(RunConfig, values) if is_own(method) else resolve(values)))
     except ConfigError:
         return {}  # A method or benchmark of another version: every value is a change.
 

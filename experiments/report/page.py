@@ -57,5 +57,4 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     contents = {"report.html": render_page(report), "report.md": render(report, TITLE)}
     for name, text in contents.items():
         write_atomically(folder / name, text.encode())
-        (folder / name).chmod(0o644)
     return [folder / name for name in contents]

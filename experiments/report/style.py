@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -116,15 +117,20 @@ def to_svg(made: Figure, name: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
 
 
-def save(made: Figure, path: Path) -> Path:
-    """Write a figure to a file of the kind that its name ends with."""
+def check_kind(path: Path) -> str:
+    """Return the kind of a figure's file, by its name; raise for one that cannot be written."""
     kind = path.suffix.removeprefix(".") or "png"
-    known = made.canvas.get_supported_filetypes()
+    known = FigureCanvasBase.get_supported_filetypes()
     if kind not in known:
         raise ValueError(f"--out: {path.name} ends with none of {', '.join(sorted(known))}")
+    return kind
+
+
+def save(made: Figure, path: Path) -> Path:
+    """Write a figure to a file of the kind that its name ends with."""
+    kind = check_kind(path)
     out = io.BytesIO()
     made.savefig(out, format=kind, dpi=150)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, out.getvalue())
-    path.chmod(0o644)
     return path

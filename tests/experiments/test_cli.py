@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gradproj.experiments import cli
+from gradproj.experiments import cli, presets
 from gradproj.experiments.commands.run import make_jobs
 from gradproj.experiments.schema import ConfigError
 
@@ -41,6 +41,21 @@ def test_run_without_a_preset(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_a_benchmark_brings_what_its_presets_have_in_common(tmp_path):
+    def config(benchmark, method):
+        (job,) = make_jobs([], benchmark=benchmark, method=method, out=tmp_path, arguments={})
+        return job.config
+
+    assert config("split-cifar100", "si").network == "resnet18-small"
+    assert config("permuted-digits", "single").memory.per_task == 100
+    assert config("permuted-digits", "gem") == presets.find("permuted-digits/gem")
+
+
+def test_a_preset_named_twice_is_run_once(tmp_path):
+    names = ["permuted-digits/gem"] * 2
+    assert len(make_jobs(names, out=tmp_path, arguments={})) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -52,6 +67,7 @@ def test_run_without_a_preset(tmp_path, capsys):
         ([], "name one or more presets, or both --benchmark and --method"),
         (["--method", "gem"], "name one or more presets, or both --benchmark and --method"),
         (["permuted-digits/ours", "--method", "gem"], "name one or more presets, or both"),
+        (["permuted-digits/ours", "--address", "x:1"], "--address x:1 is of a Ray cluster; add"),
     ],
 )
 def test_wrong_input_is_explained(arguments, message, capsys):

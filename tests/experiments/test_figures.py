@@ -40,18 +40,18 @@ def ask(tmp_path, **arguments):
     ("name", "runs", "lines"), [("k-sweep", 4, 4), ("layerwise", 6, 6), ("time", 2, 2)]
 )
 def test_a_figure_runs_what_it_needs_once(name, runs, lines, ran, tmp_path):
-    made = FIGURES[name].make(ask(tmp_path))
+    made = FIGURES[name](ask(tmp_path))
     assert len(set(ran)) == len(ran) == runs
     assert len(made.table.lines) == lines
     assert "permuted-digits (domain-incremental)" in made.table.title
     made.figure.canvas.draw()
-    again = FIGURES[name].make(ask(tmp_path))
+    again = FIGURES[name](ask(tmp_path))
     assert len(ran) == runs
     assert [x.cells for x in again.table.lines] == [x.cells for x in made.table.lines]
 
 
 def test_gradient_magnitudes_need_no_runs(tmp_path, ran):
-    made = FIGURES["gradient-magnitudes"].make(ask(tmp_path))
+    made = FIGURES["gradient-magnitudes"](ask(tmp_path))
     assert ran == []
     assert [line.cells[:2] for line in made.table.lines] == [("fc1", "390"), ("head", "70")]
     made.figure.canvas.draw()
@@ -61,7 +61,7 @@ def test_gradient_magnitudes_need_no_runs(tmp_path, ran):
 @pytest.mark.parametrize("seed", [0, 5])
 def test_a_seed_is_not_changed_by_hand(name, seed, tmp_path):
     with pytest.raises(ConfigError, match=f"use --seeds {seed}"):
-        FIGURES[name].make(ask(tmp_path, overrides=(*TINY, f"seed={seed}")))
+        FIGURES[name](ask(tmp_path, overrides=(*TINY, f"seed={seed}")))
 
 
 def test_runs_of_another_name_and_equal_content_are_used(tmp_path, ran):
@@ -82,12 +82,14 @@ def test_seeds_that_were_not_asked_for_are_left_out(tmp_path):
 def test_the_papers_values_stand_beside_the_measured(tmp_path):
     for entry in ("d", "f", "gem"):
         write_run(tmp_path, f"mnist-permutations/{entry}", 0, matrix(0.8))
+    three = {"epochs": 3}
     for entry in ("d", "f"):
-        write_run(tmp_path, f"mnist-permutations/{entry}", 0, matrix(0.8), changes={"epochs": 3})
+        write_run(tmp_path, f"mnist-permutations/{entry}", 1, matrix(0.8), changes=three)
+        write_run(tmp_path / "timed", f"mnist-permutations/{entry}", 0, matrix(0.8), changes=three)
     wanted = ask(tmp_path, benchmark="mnist-permutations", overrides=(), draw_only=True)
-    cells = [line.cells for line in FIGURES["time"].make(wanted).table.lines]
+    cells = [line.cells for line in FIGURES["time"](wanted).table.lines]
     assert [(c[1], c[2]) for c in cells] == [("286.3", "90.0"), ("253.4", "90.0")]
-    cells = [line.cells for line in FIGURES["layerwise"].make(wanted).table.lines]
+    cells = [line.cells for line in FIGURES["layerwise"](wanted).table.lines]
     assert [c[:4] for c in cells] == [
         ("GEM", "81.9", "80.0", "+0.017"),
         ("(d) + SCC + TSCC", "81.9", "80.0", "+0.017"),
@@ -99,18 +101,19 @@ def test_nothing_to_draw_from_is_said(tmp_path):
     with pytest.raises(
         RunError, match=r"no finished run to draw from in .*; leave out --draw-only"
     ):
-        FIGURES["layerwise"].make(ask(tmp_path / "none", draw_only=True))
+        FIGURES["layerwise"](ask(tmp_path / "none", draw_only=True))
 
 
 def test_ranks_start_at_one(tmp_path):
     with pytest.raises(ValueError, match="--ranks 0 is too small"):
-        FIGURES["k-sweep"].make(ask(tmp_path, ranks=(0, 1)))
+        FIGURES["k-sweep"](ask(tmp_path, ranks=(0, 1)))
 
 
 def test_a_failed_run_is_named(tmp_path, ran):
-    (tmp_path / "permuted-digits").write_text("in the way")
+    (tmp_path / "timed").mkdir()
+    (tmp_path / "timed" / "permuted-digits").write_text("in the way")
     with pytest.raises(RunError, match=r"permuted-digits/d.*seed-0: .*cannot be written"):
-        FIGURES["time"].make(ask(tmp_path))
+        FIGURES["time"](ask(tmp_path))
     assert len(ran) == 2
 
 
@@ -127,3 +130,25 @@ def test_the_command_writes_figure_and_table(tmp_path, ran, capsys):
 def test_a_file_of_an_unknown_kind_is_refused(tmp_path):
     with style.styled(), pytest.raises(ValueError, match=r"--out: x\.docx ends with none of"):
         style.save(style.figure(1, 1), tmp_path / "x.docx")
+
+
+def test_runs_made_beside_others_tell_no_time(tmp_path):
+    for entry in ("d", "f"):
+        write_run(tmp_path, f"mnist-permutations/{entry}", 0, matrix(0.8), changes={"epochs": 3})
+    wanted = ask(tmp_path, benchmark="mnist-permutations", overrides=(), draw_only=True)
+    with pytest.raises(RunError, match=r"no finished run to draw from in .*timed"):
+        FIGURES["time"](wanted)
+
+
+@pytest.mark.parametrize(("name", "pair"), [("k-sweep", "options.rank=3"), ("time", "epochs=1")])
+def test_what_a_figure_varies_is_not_set_by_hand(name, pair, tmp_path, ran):
+    with pytest.raises(ValueError, match=f"--set {pair}: this figure sets that value itself"):
+        FIGURES[name](ask(tmp_path, overrides=(*TINY, pair)))
+    assert ran == []
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, capsys, ran):
+    arguments = ["figure", "time", "--runs", str(tmp_path), "--out", str(tmp_path / "a.xyz")]
+    assert cli.main(arguments) == 2
+    assert "--out: a.xyz ends with none of" in capsys.readouterr().err
+    assert ran == []

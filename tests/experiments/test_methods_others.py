@@ -86,6 +86,16 @@ def test_ewc_pulls_back_by_the_squared_mean_gradient_of_the_first_samples(scenar
     close(after, before - LR * (g + 2 * 3.0 * fisher * (before - star)))
 
 
+def test_ewc_does_not_hold_outputs_that_the_old_task_had_not_seen():
+    learner = toy_learner("ewc", "class", tasks=2)
+    task, x, y = begin(learner, 0)
+    learner.observe(task, x[:4], y[:4])
+    begin(learner, 1)
+    rows = learner.weight[: learner.model.head.weight.numel()].view_as(learner.model.head.weight)
+    assert rows[:2].sum() > 0
+    assert rows[2:].sum() == 0
+
+
 def test_ewc_adds_up_over_tasks():
     learner = toy_learner("ewc", tasks=3, options={"penalty": 3.0, "samples": 4})
     pulls = []

@@ -57,7 +57,11 @@ def test_a_report_runs_nobodys_code(own, monkeypatch):
     monkeypatch.setattr(networks, "load_object", refuse)
     (section,) = build(collect([own / "runs"]), {}).sections
     (line,) = section.tables[0].lines
-    assert "own_method:PCGrad" in line.cells[0]
+    # And not, say, the size of the memory, which is that of all presets of the benchmark.
+    changes = "memory.batch=5, stream.samples=20, stream.tasks=3"
+    assert line.cells[0] == f"own_method:PCGrad, {changes}"
+    assert cli.main(["report", str(own / "runs"), "--results", str(own / "kept")]) == 0
+    assert len(list((own / "kept").rglob("seed-*.json"))) == 1
     assert "--method own_method:PCGrad" in line.cells[-1]
 
 
@@ -97,3 +101,19 @@ def test_the_path_is_left_as_it_was(own):
     loading.load_object("own_network:shallow", "network")
     assert sys.path == before
     assert str(own) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("preset", "body", "message"),
+    [
+        ("permuted-digits/single", "None", "returned a NoneType; return a torch.nn.Module"),
+        ("class-digits/ours", "nn.Linear(1, outputs)", "makes a Linear; where the task is unknown"),
+        ("class-digits/lucir", "nn.Linear(1, outputs)", "makes a Linear; where the task is unkno"),
+    ],
+)
+def test_a_network_that_will_not_do_is_refused_before_training(own, preset, body, message, capsys):
+    source = f"from torch import nn\ndef make(outputs, input_shape, head=''):\n    return {body}\n"
+    module = f"bad_{preset.replace('/', '_').replace('-', '_')}"  # each is imported but once
+    (own / f"{module}.py").write_text(source)
+    assert cli.main(["run", preset, "--set", f"network={module}:make"]) == 1
+    assert message in " ".join(capsys.readouterr().out.split())

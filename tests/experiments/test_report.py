@@ -124,6 +124,22 @@ def test_a_missing_folder_is_an_error(tmp_path):
         ("result.json", "{", "result.json is not JSON"),
         ("config.json", "[]", "config.json holds no table"),
         ("result.json", "{}", "key 'scenario' is missing"),
+        ("config.json", "{}", "key 'benchmark' is missing"),
+        (
+            "config.json",
+            '{"benchmark": "x", "method": "y", "seed": "x", "options": {}}',
+            "seed='x' in the configuration is no int",
+        ),
+        (
+            "config.json",
+            '{"benchmark": "x", "method": "y", "seed": 0, "options": null}',
+            "options=None in the configuration is no dict",
+        ),
+        (
+            "result.json",
+            '{"scenario": "domain", "accuracy_matrix": [[80.0]]}',
+            "accuracy_matrix holds numbers outside 0 to 1",
+        ),
     ],
 )
 def test_a_damaged_run_is_reported_and_leaves_the_others_alone(runs, file, content, reason):

@@ -99,6 +99,7 @@ def test_a_run_leaves_its_config_environment_log_and_result(tmp_path):
     assert len(result["baseline"]) == 3
     assert not (tmp_path / "checkpoint.pt").exists()
     assert {p.name for p in tmp_path.iterdir()} == {
+        ".lock",
         "config.json",
         "environment.json",
         "result.json",
@@ -139,7 +140,6 @@ def test_averaged_weights_are_the_exponential_average(tmp_path):
     values = {**QUICK, "ema": 0.9}
     config = resolve(values)
     store = RunFolder(tmp_path)
-    store.prepare(config)
     from gradproj.experiments import benchmarks
 
     job = Run(config, benchmarks.build("permuted-digits", **runner.stream_options(config)), store)
@@ -285,7 +285,8 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
             return os.mkdir, (str(tmp_path / "owned"),)
 
     store = RunFolder(tmp_path)
-    store.prepare(resolve(QUICK))
+    with store.prepared(resolve(QUICK)):
+        pass
     with store.checkpoint.open("wb") as file:
         torch.save({"learner": Evil()}, file)
     with pytest.raises(RunError, match=r"cannot be read .*UnpicklingError.*--force"):
@@ -397,3 +398,66 @@ def test_a_method_is_refused_a_scenario_that_it_is_not_for(tmp_path):
     values = {**SPLIT, "method": "independent", "stream": {"tasks": 5, "scenario": "class"}}
     with pytest.raises(ValueError, match=r"'independent' is for the scenarios .* is 'class'"):
         run(resolve(values), tmp_path)
+
+
+# What a run refuses -----------------------------------------------------------------------------
+
+
+def test_one_folder_is_one_process(tmp_path):
+    with (
+        RunFolder(tmp_path).prepared(resolve(QUICK)),
+        pytest.raises(RunError, match=r"another process is running in .*choose another folder"),
+    ):
+        run(resolve(QUICK), tmp_path)
+    assert run(resolve(QUICK), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({"a": 1}, r"KeyError: 'config'"),
+        ([1, 2], "TypeError"),
+        ({"config": resolve({**QUICK, "seed": 5}).to_json()}, "but of another configuration"),
+        ({"config": resolve(QUICK).to_json()}, "KeyError: 'learner'"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(state, reason, tmp_path):
+    store = RunFolder(tmp_path)
+    with store.prepared(resolve(QUICK)):
+        torch.save(state, store.checkpoint)
+    with pytest.raises(RunError, match=f"is not a checkpoint of this run.*{reason}.*--force"):
+        run(resolve(QUICK), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("method", ["gdumb", "joint"])
+def test_methods_that_start_over_have_no_averaged_weights(method, tmp_path):
+    values = {**QUICK, "method": method, "ema": 0.9}
+    with pytest.raises(ConfigError, match=f"ema=0.9: method '{method}' cannot be evaluated with"):
+        run(resolve(values), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["ours", "icarl-original", "lucir"])
+def test_too_few_exemplars_are_refused_before_training(method, tmp_path):
+    values = {"benchmark": "class-digits", "method": method, "memory": {"total": 5},
+              "stream": {"tasks": 5}}  # fmt: skip
+    values["memory"]["policy"] = "herding"
+    with pytest.raises(ConfigError, match=r"memory.total=5 leaves no exemplar for each of 10"):
+        run(resolve(values), tmp_path / "run")
+
+
+def test_others_may_read_what_a_run_wrote(tmp_path):
+    assert run(resolve(QUICK), tmp_path)
+    for name in ("config.json", "environment.json", "result.json"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_starting_over_drops_the_old_tensorboard_files(tmp_path):
+    assert run(resolve(QUICK), tmp_path, tensorboard=True)
+    assert run(resolve(QUICK), tmp_path, tensorboard=True, force=True)
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_networks_of_ones_own_tasks_may_differ_in_size(tmp_path):
+    stream = {"tasks": 3, "first": 4, "samples": 20}
+    assert run(resolve({**SPLIT, "method": "independent", "stream": stream}), tmp_path)
