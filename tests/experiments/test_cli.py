@@ -7,6 +7,7 @@ import pytest
 
 from gradproj.experiments import cli, presets
 from gradproj.experiments.commands.run import make_jobs
+from gradproj.experiments.grid import Outcome
 from gradproj.experiments.schema import ConfigError
 
 SMALL = ["--set", "stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
@@ -173,6 +174,15 @@ def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
     for word in ("ours", "GEM", "A-GEM", "fine-tuning", "ACC", "BWT", "±", "demo.png"):
         assert word in text
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_demo_that_is_stopped_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
+    def stopped(jobs, *_, **__):
+        return [Outcome(job.name, "interrupted") for job in jobs]
+
+    monkeypatch.setattr("gradproj.experiments.demo.execute_all", stopped)
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 130
+    assert "stopped; the same command goes on from here" in capsys.readouterr().out
 
 
 def test_the_core_alone_says_what_to_install(monkeypatch, capsys):

@@ -244,6 +244,32 @@ def test_the_command_works_without_data(tmp_path, capsys):
     assert "--share=1.5 must be above 0 and at most 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lr", "-1"], "--lr=-1.0 must be above 0"),
+        (["--layers", "foo"], "--layers='foo' must be one of ('module', 'tensor', 'child', 'five'"),
+        (["--out", "a.xyz"], "--out: a.xyz ends with none of"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_the_work(arguments, message, capsys):
+    assert cli.main(["inspect", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_whole_specific_part_is_advised_as_the_rank_that_keeps_it():
+    found = measure(net(), squares, [(batches(4)[3], batches(4)[:3])])
+    assert "rank=None chooses so" in inspection.advise(found, 1.0)[0]
+    assert "rank=0.9 chooses so" in inspection.advise(found, 0.9)[0]
+
+
+def test_a_loss_that_is_no_number_is_named():
+    with pytest.raises(
+        ValueError, match=r"loss\(model, \*batch\) gave \(6, 2\); it must give a sc"
+    ):
+        measure(net(), lambda model, x, _: model(x), [(batches(4)[3], batches(4)[:3])])
+
+
 def test_a_rate_that_makes_it_diverge_is_named(tmp_path, capsys):
     assert cli.main(["inspect", "--lr", "1e9", "--out", str(tmp_path / "inspect.png")]) == 2
     message = capsys.readouterr().err
