@@ -139,5 +139,5 @@ def test_wrong_names_and_options(name, options, message, monkeypatch):
 
 
 def test_too_few_images_for_the_protocol():
-    with pytest.raises(ValueError, match=r"samples=6000: task 0 has 5000 .* None for all"):
+    with pytest.raises(ValueError, match=r"samples=6000: task 0 has 5000 .* from 1 to 5000"):
         build("split-tiny-imagenet", samples=6000)
