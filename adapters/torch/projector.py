@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,13 +12,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 import gradproj as gp
-from gradproj.adapters.torch import checks, engines, reductions, states, statistics
+from gradproj.adapters.torch import checks, engines, passes, reductions, states
 from gradproj.adapters.torch.distributed import Processes
 from gradproj.adapters.torch.layers import Layers
+from gradproj.adapters.torch.passes import Loss
 from gradproj.adapters.torch.recorder import Recorder
 from gradproj.adapters.torch.reductions import Reduction
-
-Loss = Tensor | Callable[[], Tensor]
 
 
 class Projector:
@@ -189,7 +187,7 @@ class Projector:
         with self._recorder.step():
             reduction = self._reduction(old)
             if self.engine == "vmap" and self._at_once(loss, old, reduction):
-                self._run(new_loss, 0)
+                passes.run(self._recorder, new_loss, 0)
                 self._project(reduction)
             else:
                 old_losses = [partial(loss, self.model, *batch) for batch in old]
@@ -266,22 +264,8 @@ class Projector:
     def _loop(
         self, new_loss: Loss, old_losses: Iterable[Loss], reduction: Reduction | None
     ) -> None:
-        """Run all losses backward one after the other, and project."""
-        if isinstance(new_loss, Tensor):
-            self._run(new_loss, 0)
-        with nullcontext() if self.running_statistics else statistics.kept(self.model):
-            if not self.running_statistics:
-                statistics.refuse_tensors(old_losses)
-            for task, loss in enumerate(old_losses):
-                if reduction is None:
-                    self._run(loss, task + 1)
-                elif task in reduction.tasks:
-                    self._run(loss, task + 1, row=1, add=task != reduction.tasks[0])
-                    reduction.look_at(self._recorder.gradients)
-                else:  # for what the pass itself does, such as moving the statistics of batch norm
-                    _value(loss, task + 1)
-        if not isinstance(new_loss, Tensor):
-            self._run(new_loss, 0)
+        moves = self.running_statistics
+        passes.one_by_one(self._recorder, new_loss, old_losses, reduction, running_statistics=moves)
         self._project(reduction)
 
     def _at_once(
@@ -292,10 +276,7 @@ class Projector:
     ) -> bool:
         """Compute the old tasks' gradients by vmap; False if that failed and the loop may do it."""
         try:
-            if reduction is None:
-                self._recorder.write(engines.vectorised(self.model, loss, old), len(old))
-            else:
-                self._run_sum(loss, old, reduction)
+            passes.old_at_once(self._recorder, loss, old, reduction)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0].partition(". ")[0]
             if self._wanted_engine == "vmap":
@@ -310,25 +291,6 @@ class Projector:
             self._recorder.forget()
             return False
         return True
-
-    def _run_sum(
-        self, loss: Callable[..., Tensor], old: Sequence[Sequence[Any]], reduction: Reduction
-    ) -> None:
-        """Run the losses in the sum backward, all but the first at once."""
-        first, *others = reduction.tasks
-        self._run(partial(loss, self.model, *old[first]), first + 1, row=1)
-        reduction.look_at(self._recorder.gradients)
-        if others:
-            rest = partial(engines.total, self.model, loss, [old[task] for task in others])
-            self._run(rest, others[0] + 1, row=1, add=True)
-
-    def _run(self, loss: Loss, number: int, *, row: int | None = None, add: bool = False) -> None:
-        """Run a loss backward: the new task's (0) or an old one's (from 1 on), into its row."""
-        row = number if row is None else row
-        value = _value(loss, number)
-        self._recorder.aim(row, add=add)
-        value.backward()  # type: ignore[no-untyped-call]
-        self._recorder.collect(row, add=add)
 
     def _project(self, reduction: Reduction | None = None) -> None:
         tasks, touched = self._recorder.tasks(), self._recorder.touched()
@@ -358,10 +320,3 @@ class Projector:
             )
         gradients.poison()
         return None
-
-
-def _value(loss: Loss, row: int) -> Tensor:
-    """Return the value of a loss, computed now if it is a function."""
-    value = loss() if callable(loss) else loss
-    checks.loss(value, "new_loss" if row == 0 else f"old_losses[{row - 1}]")
-    return value
