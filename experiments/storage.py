@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -22,7 +23,8 @@ from filelock import FileLock, Timeout
 from gradproj.experiments.config import RunConfig
 from gradproj.experiments.schema import ConfigError
 
-__all__ = ["RunError", "RunFolder", "StepLog", "describe_environment", "write_atomically"]
+__all__ = ["RunError", "RunFolder", "StepLog", "describe_environment", "fitting",
+           "write_atomically"]  # fmt: skip
 
 
 class RunError(ValueError):
@@ -42,6 +44,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def fitting(name: str) -> str:
+    """Cut the name of a folder that no file system takes; a digest tells it from others.
+
+    Examples
+    --------
+    >>> fitting("ours,lr=0.03"), len(fitting("ours," + 99 * "lr=0.03,"))
+    ('ours,lr=0.03', 193)
+    """
+    if len(name.encode()) <= 200:
+        return name
+    start = name.encode()[:180].decode(errors="ignore")
+    return f"{start}~{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 class RunFolder:

@@ -15,6 +15,7 @@ from gradproj.experiments.config import RunConfig, merge, parse_overrides, resol
 from gradproj.experiments.grid import Job, Outcome, execute_all
 from gradproj.experiments.progress import make_display
 from gradproj.experiments.schema import ConfigError
+from gradproj.experiments.storage import fitting
 
 __all__ = ["configure", "execute", "make_jobs", "parse_changes"]
 
@@ -125,7 +126,8 @@ def make_jobs(
     for name in dict.fromkeys(names or [f"{benchmark}/{method}"]):
         for seed in dict.fromkeys(seeds):
             config = _config(name, benchmark, method, merge(changes, {"seed": seed}))
-            run = f"{name.replace(':', '-')}{suffix}/seed-{seed}"
+            series, _, entry = name.replace(":", "-").partition("/")
+            run = f"{series}/{fitting(entry + suffix)}/seed-{seed}"
             jobs.append(Job(run, config, out / run, dict(arguments)))
     return jobs
 

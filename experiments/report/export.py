@@ -12,7 +12,7 @@ from gradproj.experiments.report.content import build
 from gradproj.experiments.report.markdown import render
 from gradproj.experiments.report.naming import name_of
 from gradproj.experiments.report.notes import FILE, read_notes
-from gradproj.experiments.storage import write_atomically
+from gradproj.experiments.storage import fitting, write_atomically
 
 __all__ = ["export", "readme", "to_json", "write_readme"]
 
@@ -34,7 +34,8 @@ def export(runs: Iterable[RunRecord], folder: Path) -> list[Path]:
     written = []
     for run in runs:
         if run.finished:
-            path = folder / str(name_of(run.config)) / f"seed-{run.seed}.json"
+            series, _, entry = str(name_of(run.config)).partition("/")
+            path = folder / series / fitting(entry.replace("/", "_")) / f"seed-{run.seed}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, to_json(run).encode())
             written.append(path)

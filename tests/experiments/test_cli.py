@@ -52,6 +52,17 @@ def test_a_benchmark_brings_what_its_presets_have_in_common(tmp_path):
     assert config("permuted-digits", "gem") == presets.find("permuted-digits/gem")
 
 
+def test_many_changes_make_a_folder_that_can_be_made(tmp_path):
+    changes = [f"milestones={list(range(100))}", "epochs=200"]
+    names = set()
+    for extra in ("lr=0.1", "lr=0.2"):
+        overrides = [*changes, extra]
+        (job,) = make_jobs(["permuted-digits/gem"], overrides=overrides, out=tmp_path, arguments={})
+        job.folder.mkdir(parents=True)
+        names.add(job.name)
+    assert len(names) == 2
+
+
 def test_a_preset_named_twice_is_run_once(tmp_path):
     names = ["permuted-digits/gem"] * 2
     assert len(make_jobs(names, out=tmp_path, arguments={})) == 1
