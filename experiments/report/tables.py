@@ -111,7 +111,8 @@ def _paper_line(
     difference = float(np.mean(values)) - cell.acc
     status = judge(difference, cell.spread)
     sign = f" {STATUS[status][0]}" if status else ""
-    cells = (*start, spread(values), f"{difference:+.1f}{sign}", *bwt, *_transfer(row), *_tail(row))
+    shown = f"{round(difference, 1) + 0.0:+.1f}{sign}"  # + 0.0: there is no -0.0 here
+    cells = (*start, spread(values), shown, *bwt, *_transfer(row), *_tail(row))
     return Line(cells, status, _note(row, preset, notes), row)
 
 
