@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gradproj.experiments import benchmarks, presets, rng
-from gradproj.experiments.config import RunConfig, merge, resolve
 from gradproj.experiments.inspect import Batch, Loss
 from gradproj.experiments.learner import Learner, make_network
 from gradproj.experiments.loading import load_object
@@ -65,7 +64,7 @@ def from_benchmark(
     data_dir : Path, optional
         Where the data sets are.
     """
-    config = _config(name, changes)
+    config = presets.compose(name, "ours", changes)
     stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
     model = make_network(config, stream)
     generator = rng.generator(config.seed, "order")
@@ -88,14 +87,6 @@ def from_factory(path: str, lr: float, *, tasks: int | None = None) -> Subject:
         raise ValueError(f"--factory {path!r} must return (model, loss, tasks)")
     model, loss, given = made
     return Subject(path, model, loss, list(given)[:tasks], lr)
-
-
-def _config(name: str, changes: dict[str, Any]) -> RunConfig:
-    preset = f"{name}/ours"
-    if preset in presets.available():
-        return presets.find(preset, changes)
-    base = merge(presets.shared(name), {"benchmark": name, "method": "ours"})
-    return resolve(merge(base, changes))
 
 
 def _mask(stream: Stream, task: Task) -> Tensor:

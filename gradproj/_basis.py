@@ -143,7 +143,7 @@ def principal_components(
     """
     xp, H, dtype = _enter("H", H, 2)
     T, N = H.shape
-    if not _is_rank(k):
+    if not is_rank(k):
         raise ValueError(f"k={k!r}: it should be None, an integer from 0 on, or a float in (0, 1)")
     if min(T, N) == 0:
         return xp.zeros((0, N), dtype=dtype, device=device(H))
@@ -158,7 +158,8 @@ def principal_components(
     return xp.astype(directions[: rank if k is None else min(k, rank), :], dtype)
 
 
-def _is_rank(k: object) -> bool:
+def is_rank(k: object) -> bool:
+    """Whether it says how many directions to take: all (None), a number, or a share."""
     if isinstance(k, float | np.floating):
         return bool(0 < k < 1)
     is_count = isinstance(k, int | np.integer) and not isinstance(k, bool) and k >= 0

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradproj._arrays import HostArray
+from gradproj._basis import is_rank
 from gradproj._method import Method, Solution, check_strength
 
 Relaxation = Literal["pca", "first", "last"]
@@ -81,16 +82,12 @@ class Decomposed(Method):
             raise ValueError(
                 f"relaxation={self.relaxation!r}: it should be 'pca', 'first' or 'last'"
             )
-        if self.rank is None:
-            return
-        is_share = isinstance(self.rank, float | np.floating)
-        is_count = isinstance(self.rank, int | np.integer) and not isinstance(self.rank, bool)
-        if not (is_share or is_count) or not (0 < self.rank < 1 if is_share else self.rank >= 0):
+        if not is_rank(self.rank):
             raise ValueError(
                 f"rank={self.rank!r}: it should be None for all directions, an integer from 0 on, "
                 "or a float between 0 and 1 for a share of the variance"
             )
-        if is_share and self.relaxation != "pca":
+        if isinstance(self.rank, float | np.floating) and self.relaxation != "pca":
             raise ValueError(
                 f"rank={self.rank!r} is a share of the variance, which goes with relaxation='pca'; "
                 f"give relaxation={self.relaxation!r} a number of tasks"

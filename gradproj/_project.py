@@ -205,7 +205,8 @@ def _project(
     try:
         C, h, widened = measure_layers(xp, new, rows, precise, labels)
     except NotFiniteError:
-        measure_layers(xp, new, old, precise, labels)  # which names the old task it comes from
+        if weighed is not None:
+            measure_layers(xp, new, old, precise, labels)  # names the old task that it comes from
         raise
     if weighed is not None and _cancels(xp, [longest for _, longest in weighed], C):
         weights, inner, rows = None, method, old

@@ -257,7 +257,7 @@ class Projector:
 
     def _reduction(self, old: object) -> Reduction | None:
         found = reductions.find(self.method, old)
-        # A sum that cancels is recognised by its first term, of which each process has its own.
+        # A sum that cancels is recognised by what it has been, of which each process has its own.
         alone = self._processes.mode is None or found is None or len(found.tasks) == 1
         return found if alone else None
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gradproj.experiments import presets
 from gradproj.experiments.commands.arguments import add_jobs
-from gradproj.experiments.config import RunConfig, merge, parse_overrides, resolve
+from gradproj.experiments.config import merge, parse_overrides
 from gradproj.experiments.grid import Job, Outcome, execute_all
 from gradproj.experiments.progress import make_display
 from gradproj.experiments.schema import ConfigError
@@ -125,7 +125,11 @@ def make_jobs(
     jobs = []
     for name in dict.fromkeys(names or [f"{benchmark}/{method}"]):
         for seed in dict.fromkeys(seeds):
-            config = _config(name, benchmark, method, merge(changes, {"seed": seed}))
+            values = merge(changes, {"seed": seed})
+            if benchmark and method:
+                config = presets.compose(benchmark, method, values)
+            else:
+                config = presets.find(name, values)
             series, _, entry = name.replace(":", "-").partition("/")
             run = f"{series}/{fitting(entry + suffix)}/seed-{seed}"
             jobs.append(Job(run, config, out / run, dict(arguments)))
@@ -141,15 +145,6 @@ def parse_changes(overrides: Sequence[str]) -> dict[str, Any]:
             f"use --seeds {changes['seed']}"
         )
     return changes
-
-
-def _config(
-    name: str, benchmark: str | None, method: str | None, changes: Mapping[str, Any]
-) -> RunConfig:
-    if benchmark and method and name not in presets.available():
-        values = merge(presets.shared(benchmark), {"benchmark": benchmark, "method": method})
-        return resolve(merge(values, changes))
-    return presets.find(name, changes)
 
 
 def _summarise(outcomes: Sequence[Outcome], out: Path, console: Console) -> int:

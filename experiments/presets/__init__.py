@@ -12,7 +12,7 @@ from typing import Any
 from gradproj.experiments.config import RunConfig, merge, resolve
 from gradproj.experiments.schema import ConfigError, nearest
 
-__all__ = ["available", "find", "shared"]
+__all__ = ["available", "compose", "find", "shared"]
 
 # A benchmark's file names the table of methods that it is laid over, "methods" unless it does.
 COMMON = ("methods", "class-methods")
@@ -78,6 +78,21 @@ def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunCon
     if name not in available():
         raise ConfigError(nearest(name, available(), "preset"))
     return resolve(merge(available()[name], {"preset": name, **changes}))
+
+
+def compose(benchmark: str, method: str, changes: Mapping[str, Any]) -> RunConfig:
+    """Resolve the preset of a benchmark and a method, or what its presets share if it has none.
+
+    Examples
+    --------
+    >>> compose("permuted-digits", "gem", {}) == find("permuted-digits/gem")
+    True
+    """
+    name = f"{benchmark}/{method}"
+    if name in available():
+        return find(name, changes)
+    values = merge(shared(benchmark), {"benchmark": benchmark, "method": method})
+    return resolve(merge(values, changes))
 
 
 def _entries(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
