@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: "finished", "skipped", "interrupted" or "failed", and why."""
+    """How a job ended, by the `kind` of its last `Event`, and why."""
 
     name: str
     kind: str
@@ -56,7 +56,9 @@ def execute(
         ran = run(job.config, job.folder, report=report, should_stop=should_stop, **job.arguments)
     except KeyboardInterrupt as stop:
         return Outcome(job.name, "interrupted", str(stop))
-    except (RunError, ConfigError, OSError) as error:
+    except ConfigError as error:
+        outcome = Outcome(job.name, "refused", str(error))
+    except (RunError, OSError) as error:
         outcome = Outcome(job.name, "failed", str(error))
     except Exception as error:
         # Anything else is a defect: keep where it came from, and let the other runs go on.

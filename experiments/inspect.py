@@ -265,6 +265,11 @@ def _endless(task: Iterable[Batch], number: int) -> Iterator[Batch]:
     while True:
         batch = None
         for batch in task:
+            if not isinstance(batch, tuple | list):
+                raise ValueError(
+                    f"tasks[{number}] holds batches of type {type(batch).__name__}; "
+                    "give tuples of what the loss takes after the model, (x,) if it is x alone"
+                )
             yield batch
         if batch is None:
             raise ValueError(f"tasks[{number}] has no batches; give each task at least one")

@@ -31,7 +31,7 @@ class Event:
     ----------
     kind : str
         "step", "task" (one was finished and evaluated), "finished", "skipped" (was finished
-        before), "interrupted" or "failed".
+        before), "interrupted", "refused" (its configuration cannot be used) or "failed".
     run : str
         The name of the run.
     fraction : float
@@ -147,6 +147,8 @@ class LiveDisplay:
         # All runs of one benchmark: its name would only take the place of the bars.
         shared = {run.partition("/")[0] for run in runs}
         self._prefix = f"{shared.pop()}/" if len(shared) == 1 else ""
+        # What is left of a line beside the bar, the longest state and the time.
+        self._room = max(console.width - 64, 16)
         self._overall = self._progress.add_task("all runs", total=len(runs), state="")
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, str] = {}
@@ -171,9 +173,8 @@ class LiveDisplay:
     def __call__(self, event: Event) -> None:
         """Move the bar of the event's run."""
         if event.run not in self._bars:
-            self._bars[event.run] = self._progress.add_task(
-                event.run.removeprefix(self._prefix), total=1.0, state=""
-            )
+            name = _shortened(event.run.removeprefix(self._prefix), self._room)
+            self._bars[event.run] = self._progress.add_task(name, total=1.0, state="")
         bar = self._bars[event.run]
         if event.kind == "step":
             seen = self._accuracy.get(event.run, "")
@@ -189,3 +190,10 @@ class LiveDisplay:
             self._progress.console.print(
                 f"{event.run}: {event.kind} {event.message}".rstrip(), highlight=False, markup=False
             )
+
+
+def _shortened(run: str, room: int) -> str:
+    """Cut a long name before its seed, which tells it from its neighbours."""
+    entry, slash, seed = run.rpartition("/")
+    spare = max(room - len(slash + seed) - 1, 1)
+    return run if len(run) <= room else f"{entry[:spare]}…{slash}{seed}"

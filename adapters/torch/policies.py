@@ -105,8 +105,10 @@ def herding(offer: Offer) -> Tensor:
     return torch.argsort(ranks, stable=True)[: offer.capacity]
 
 
-def herd(features: Tensor) -> Tensor:
+def herd(features: Tensor, count: int | None = None) -> Tensor:
     """Order samples greedily, so that each prefix's mean is as near as can be to the mean.
+
+    With `count` the order ends there: the first samples are the same, in less time.
 
     >>> herd(torch.tensor([[0.0], [4.0], [5.0]])).tolist()
     [1, 0, 2]
@@ -115,7 +117,7 @@ def herd(features: Tensor) -> Tensor:
     total = torch.zeros_like(mean)
     left = torch.ones(len(features), dtype=torch.bool, device=features.device)
     order = []
-    for k in range(1, len(features) + 1):
+    for k in range(1, len(features[:count]) + 1):
         distance = ((total + features) / k - mean).square().sum(1)
         best = int(torch.where(left, distance, torch.inf).argmin())
         order.append(best)

@@ -74,8 +74,8 @@ def execute(args: argparse.Namespace) -> int:
     Returns
     -------
     int
-        0 if all is done, 1 if a run failed, 130 if Ctrl-C or SIGTERM stopped one: --resume then
-        continues it.
+        0 if all is done, 1 if a run failed, 2 if none did but the values of one cannot be used,
+        130 if Ctrl-C or SIGTERM stopped one: --resume then continues it.
     """
     if args.address and args.engine != "ray":
         raise ConfigError(f"--address {args.address} is of a Ray cluster; add --engine ray")
@@ -152,11 +152,13 @@ def _summarise(outcomes: Sequence[Outcome], out: Path, console: Console) -> int:
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     console.print(f"{counts}; results in {out}", highlight=False, soft_wrap=True)
     for outcome in outcomes if len(outcomes) > 1 else ():  # One run alone has just said so.
-        if outcome.kind == "failed":
+        if outcome.kind in ("failed", "refused"):
             console.print(
                 f"{outcome.name}: {outcome.message}", highlight=False, markup=False, soft_wrap=True
             )
     if "interrupted" in kinds:
         console.print("continue with the same command and --resume", highlight=False)
         return 130
-    return 1 if "failed" in kinds else 0
+    if "failed" in kinds:
+        return 1
+    return 2 if "refused" in kinds else 0

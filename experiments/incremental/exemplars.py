@@ -110,7 +110,8 @@ class Exemplars:
             return torch.randperm(len(images), generator=self.generator)
         found = images.flatten(1) if features is None else features(images)
         unit = functional.normalize(found.cpu().double(), dim=1)
-        return herd(unit) if self.policy == "herding" else self._nearest_to_centres(unit, count)
+        order = herd if self.policy == "herding" else self._nearest_to_centres
+        return order(unit, count)
 
     def _nearest_to_centres(self, points: Tensor, count: int) -> Tensor:
         from sklearn.cluster import KMeans

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gradproj.adapters.torch.policies import herd
 from gradproj.experiments.learner import Learner, Setup, Step
 from gradproj.experiments.schema import ranged
 from gradproj.experiments.streams import Task
 
-__all__ = ["ICaRL", "herd"]
+__all__ = ["ICaRL"]
 
 
 @dataclass(frozen=True)
@@ -21,26 +22,6 @@ class Options:
 
     exemplars: int = ranged(1280, low=1)
     penalty: float = ranged(1.0, low=0.0)
-
-
-def herd(features: Tensor, count: int) -> Tensor:
-    """Choose rows one by one so that the mean of those chosen stays nearest to the mean of all.
-
-    Examples
-    --------
-    >>> herd(torch.tensor([[0.0], [1.0], [5.0]]), 2).tolist()
-    [1, 2]
-    """
-    mean, total = features.mean(0), torch.zeros_like(features[0])
-    free = torch.ones(len(features), dtype=torch.bool, device=features.device)
-    chosen: list[int] = []
-    for k in range(min(count, len(features))):
-        distance = (mean - (features + total) / (k + 1)).square().sum(1)
-        row = int(distance.masked_fill(~free, torch.inf).argmin())
-        chosen.append(row)
-        free[row] = False
-        total = total + features[row]
-    return torch.tensor(chosen, dtype=torch.int64)
 
 
 class ICaRL(Learner):
@@ -58,6 +39,13 @@ class ICaRL(Learner):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
+        for task in self.stream.tasks:
+            seen = len(task.training.labels.unique())
+            if seen < len(task.classes):
+                raise ValueError(
+                    f"samples={len(task.training)}: task {task.index} then shows {seen} of its "
+                    f"{len(task.classes)} classes, and icarl needs an image of each; use more"
+                )
         # Under the number of each seen class: its exemplars, their outputs after the last task,
         # and the mean of these.
         self.images: dict[int, Tensor] = {}

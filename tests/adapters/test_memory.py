@@ -70,7 +70,10 @@ def test_balanced_shrinks_old_labels_as_new_ones_come():
 
 def test_herding_order_by_hand():
     # Mean 3. First 4 (distance 1), then 0 (mean 2, against 4.5 with 5), then 5.
-    assert herd(torch.tensor([[0.0], [4.0], [5.0]])).tolist() == [1, 0, 2]
+    points = torch.tensor([[0.0], [4.0], [5.0]])
+    assert herd(points).tolist() == [1, 0, 2]
+    assert herd(points, 2).tolist() == [1, 0]
+    assert herd(points, 9).tolist() == [1, 0, 2]
 
 
 def test_herding_keeps_the_best_of_each_label_first():

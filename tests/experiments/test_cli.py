@@ -112,6 +112,7 @@ def test_fewer_than_one_run_at_a_time_is_refused(command, jobs, capsys):
         (["--set", "stream.tasks=7"], "tasks=7 does not divide 10 classes"),
         (["--set", "stream.samples=999999"], "samples=999999: task 0 has"),
         (["--set", "options.rank=0.5", "options.relaxation=last"], "rank=0.5 is a share"),
+        (["--set", "stream.scenario=none"], "scenario='none' is not known; use 'task'"),
         (["--set", "network_options.hidden=abc"], "network_options={'hidden': 'abc'}"),
         (["--device", "foo"], "device='foo' cannot be used"),
         (["--device", "cuda:99"], "device='cuda:99' cannot be used"),
@@ -120,7 +121,7 @@ def test_fewer_than_one_run_at_a_time_is_refused(command, jobs, capsys):
 def test_a_run_that_cannot_be_built_is_one_line_and_leaves_no_folder(
     arguments, message, tmp_path, capsys
 ):
-    assert cli.main(["run", "split-digits/ours", *arguments, "--out", str(tmp_path / "runs")]) == 1
+    assert cli.main(["run", "split-digits/ours", *arguments, "--out", str(tmp_path / "runs")]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert message in lines[0]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,6 +181,16 @@ def test_live_bars_on_a_terminal():
             display.refresh()
     assert "task 1/2 step 5 loss 1.500" in capture.get()
     assert "run: finished ACC 0.7500" in capture.get()
+
+
+def test_a_long_name_leaves_room_for_the_bar_and_keeps_its_seed():
+    run = "split-digits/ours,options.strength=0.25,memory.batch=0/seed-10"
+    console = Console(force_terminal=True, width=80)
+    with console.capture() as capture, LiveDisplay([run], console) as display:
+        display(Event("step", run, task=11, tasks=20, step=2993, loss=1.5, fraction=0.4))
+        display.refresh()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
+    assert re.search(r"ours,op…/seed-10 ━+[╸╺]?━+ +task 12/20 step 2993 loss 1.500", text)
 
 
 def test_steps_are_throttled_and_the_rest_is_not():

@@ -136,12 +136,15 @@ def test_a_short_run_trains_and_begins_its_batches_again():
         ({"steps": -1}, "steps=-1 must be at least 0"),
         ({"moments": 0}, "moments=0 must be at least 1"),
         ({"empty": True}, r"tasks\[1\] has no batches"),
+        ({"bare": True}, r"tasks\[0\] holds batches of type Tensor; give tuples"),
     ],
 )
 def test_a_short_run_refuses_what_it_cannot_do(arguments, match):
     tasks = [[batch] for batch in batches(arguments.pop("tasks", 3))]
     if arguments.pop("empty", False):
         tasks[1] = []
+    if arguments.pop("bare", False):
+        tasks[0] = [torch.ones(2, 3)]
     with pytest.raises(ValueError, match=match):
         short_run(net(), squares, tasks, **{"steps": 1, "moments": 1, **arguments})
 

@@ -7,8 +7,10 @@ import torch
 from support.toy import begin, gradient, toy_learner, train, weights
 from torch.nn import functional
 
+from gradproj.experiments.config import resolve
 from gradproj.experiments.learner import Phase
-from gradproj.experiments.methods.icarl import herd
+from gradproj.experiments.runner import run
+from gradproj.experiments.schema import ConfigError
 
 LR = 0.1
 
@@ -295,12 +297,10 @@ def test_joint_trains_on_all_tasks_so_far_each_sample_in_its_slice():
 # iCaRL ------------------------------------------------------------------------------------------
 
 
-def test_herding_keeps_the_mean():
-    points = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0]])
-    # Mean (5/3, 1/3): nearest is (1, 1); with it (4, 0) gives (2.5, 0.5), (0, 0) gives (0.5, 0.5).
-    assert herd(points, 3).tolist() == [2, 1, 0]
-    assert herd(points, 2).tolist() == [2, 1]
-    assert sorted(herd(points, 10).tolist()) == [0, 1, 2]
+def test_icarl_refuses_tasks_that_lack_a_class(tmp_path):
+    values = {"benchmark": "split-digits", "method": "icarl", "stream": {"samples": 1}}
+    with pytest.raises(ConfigError, match=r"samples=1: task 0 then shows 1 of its 2 classes"):
+        run(resolve(values), tmp_path)
 
 
 def test_icarl_distils_one_exemplar_a_class_and_names_the_nearest_mean():
