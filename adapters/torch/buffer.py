@@ -27,6 +27,15 @@ class Parts(NamedTuple):
     old: list[Any]  # (T, N_l)
     update: list[Tensor]  # (N_l,), the same memory as tensors
     columns: list[Tensor]  # (N_l, T)
+    first: list[Tensor]  # (N_l,) of the first old task
+
+
+class Place(NamedTuple):
+    """Where a parameter's gradient lies in a row, and how."""
+
+    columns: slice
+    shape: torch.Size
+    strides: tuple[int, ...]
 
 
 class Block:
@@ -39,17 +48,19 @@ class Block:
     def __init__(self, layers: Sequence[tuple[int, Sequence[nn.Parameter]]], backend: str) -> None:
         self.backend = backend
         self.parameters = [p for _, members in layers for p in members]
-        self.tensors = [shards.local(p.detach()) for p in self.parameters]
         self.segments: list[tuple[int, int, int]] = []
-        self.starts: list[int] = []
+        # No tensor is kept: it would hold old weights whose parameter has got others.
+        self.places: list[Place] = []
         width = 0
         for layer, members in layers:
             start = width
             for p in members:
-                self.starts.append(width)
-                width += shards.local(p.detach()).numel()
+                t = shards.local(p.detach())
+                columns = slice(width, width + t.numel())
+                self.places.append(Place(columns, t.shape, dense_strides(t)))
+                width = columns.stop
             self.segments.append((layer, start, width))
-        first = self.tensors[0]
+        first = shards.local(self.parameters[0].detach())
         self.width = width
         self.landing = first.new_zeros(width) if first.dtype in HALF else None
         work = torch.float32 if self.landing is not None else first.dtype
@@ -62,19 +73,23 @@ class Block:
 
     def reserve(self, count: int) -> None:
         """Make room for `count` rows; the capacity doubles, so that growth is rare."""
-        if count <= len(self.rows):
-            return
-        rows = self.rows.new_zeros((max(count, 2 * len(self.rows)), self.width))
-        rows[: len(self.rows)] = self.rows
-        self.rows = rows
-        self.array = as_array(rows, self.backend)
+        if count > len(self.rows):
+            known = self.rows
+            self.allocate(max(count, 2 * len(known)))
+            self.rows[: len(known)] = known
+
+    def allocate(self, count: int) -> None:
+        """Take exactly `count` new rows of zeros in place of those that were there."""
+        self.array, self._parts = None, None
+        self.views, self.grads = [], []
+        self.rows = self.rows.new_zeros((count, self.width))
+        self.array = as_array(self.rows, self.backend)
         self.namespace = np if self.backend == "numpy" else array_namespace(self.array)
-        self._parts = None
         if self.landing is not None:
             views = self._views(self.landing)
-            self.views = [views] * len(rows)
+            self.views = [views] * count
         else:
-            self.views = [self._views(row) for row in rows]
+            self.views = [self._views(row) for row in self.rows]
         self.grads = [
             [shards.like(p, view) for p, view in zip(self.parameters, views, strict=True)]
             for views in self.views
@@ -83,10 +98,10 @@ class Block:
     def _views(self, row: Tensor) -> list[Tensor]:
         # `.data` gives each view its own version counter, which tells whether autograd wrote to it.
         return [
-            row[start : start + t.numel()].as_strided(t.shape, dense_strides(t)).data
-            if t.numel()
-            else row.new_zeros(t.shape)
-            for start, t in zip(self.starts, self.tensors, strict=True)
+            row[place.columns].as_strided(place.shape, place.strides).data
+            if place.shape.numel()
+            else row.new_zeros(place.shape)
+            for place in self.places
         ]
 
     def parts(self, tasks: int) -> Parts:
@@ -102,6 +117,7 @@ class Block:
                     [self.array[rows, cut] for cut in cuts],
                     [self.rows[0, cut] for cut in cuts],
                     [self.rows[1 : tasks + 1, cut].T for cut in cuts],
+                    [self.rows[min(tasks, 1), cut] for cut in cuts],
                 ),
             )
         return self._parts[1]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import gradproj as gp
+from gradproj.adapters.torch import shards
 
 CHOICES = {
     "backend": ("auto", "numpy", "cupy", "torch"),
@@ -35,13 +36,31 @@ def model(given: Any) -> None:
         )
 
 
-def real(model: nn.Module) -> None:
-    """Raise for trainable parameters that are complex."""
+def parameters(model: nn.Module, *, sharded: bool) -> None:
+    """Raise for trainable parameters whose gradients could not be measured rightly."""
     for name, p in model.named_parameters():
-        if p.requires_grad and p.is_complex():
+        if not p.requires_grad:
+            continue
+        if p.is_complex():
             raise TypeError(
                 f"parameter {name!r} is complex ({p.dtype}) and inner products here are of real "
                 "numbers; keep it as torch.view_as_real has it, or freeze it"
+            )
+        if p.is_meta:
+            raise ValueError(
+                f"parameter {name!r} is on the meta device and has no numbers; load the model "
+                "first, for example with model.to_empty(device=…) and load_state_dict"
+            )
+        kind = getattr(p, "grad_dtype", None)
+        if kind not in (None, p.dtype):
+            raise TypeError(
+                f"parameter {name!r} is {p.dtype} and its grad_dtype {kind}; leave grad_dtype as "
+                "it is: gradients of 16 bits are measured and combined in float32 anyway"
+            )
+        if shards.is_sharded(p) and not sharded:
+            raise ValueError(
+                f"parameter {name!r} is a DTensor, of which each process sees its own part; use "
+                'distributed="sharded"'
             )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -54,12 +54,16 @@ def vectorised(
     bound = _Bound(model, loss)
     trainable = {n: p for n, p in bound.named_parameters() if p.requires_grad}
     state = bound.state()
-    gradient = grad(lambda parameters, *batch: functional_call(bound, (parameters, state), batch))
+    both = grad_and_value(
+        lambda parameters, *batch: functional_call(bound, (parameters, state), batch)
+    )
     stacked = _stacked(old)
     detached = {name: p.detach() for name, p in trainable.items()}
-    found = vmap(gradient, in_dims=(None, *[0] * len(stacked)), randomness="different")(
+    found, values = vmap(both, in_dims=(None, *[0] * len(stacked)), randomness="different")(
         detached, *stacked
     )
+    if values.requires_grad:
+        raise RuntimeError("it uses parameters other than those of the model that it is given")
     return {p: found[name] for name, p in trainable.items()}
 
 
@@ -101,6 +105,9 @@ def _obstacle(model: nn.Module) -> str | None:
             return f"{name or 'the model'} is a {type(module).__name__}, which vmap does not know"
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return "DistributedDataParallel averages in its own backward"
+    for name, p in model.named_parameters():
+        if p.requires_grad and (p._backward_hooks or p._post_accumulate_grad_hooks):
+            return f"parameter {name!r} has a hook on its gradient, which vmap would pass over"
     return None
 
 
@@ -134,7 +141,8 @@ def _known_fast(model: nn.Module) -> bool:
 def refuse_sparse(model: nn.Module) -> None:
     """Raise for modules that make sparse gradients."""
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False) is True:
+        embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if embeds and module.sparse and module.weight.requires_grad:
             raise TypeError(
                 f"{name or 'the model'} is a {type(module).__name__} that makes sparse gradients, "
                 "which have no place in a dense buffer; build it with sparse=False"

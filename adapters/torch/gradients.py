@@ -15,9 +15,10 @@ import gradproj as gp
 from gradproj._measure import LARGEST_COEFFICIENT, combine_layer, measure_layers
 from gradproj._method import TOLERANCE_32, TOLERANCE_64
 from gradproj.adapters.torch.backends import choose_backend
-from gradproj.adapters.torch.buffer import Block, dense_strides
+from gradproj.adapters.torch.buffer import Block
 
 Floats = NDArray[np.float64]
+HALF_LIMIT = torch.finfo(torch.float16).max
 
 
 def _measure_one_by_one(new: Sequence[Any], old: Sequence[Any]) -> tuple[Floats, Floats]:
@@ -51,8 +52,20 @@ class Gradients:
         # Relative accuracy of the inner products, which the method's rank decisions need.
         self.tolerance = TOLERANCE_64 if exact else TOLERANCE_32
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters, block by block."""
+        return [p for block in self.blocks for p in block.parameters]
+
+    def prepare(self, rows: int) -> None:
+        """Make room for exactly so many rows; nothing is kept of what was there."""
+        if rows > len(self.blocks[0].rows):
+            self.clear()  # or the views would keep the old rows alive beside the new ones
+            for block in self.blocks:
+                block.allocate(rows)
+
     def reserve(self, rows: int) -> None:
-        """Make room for so many rows."""
+        """Make room for so many rows, and some more, beside what is there."""
         for block in self.blocks:
             block.reserve(rows)
 
@@ -77,12 +90,10 @@ class Gradients:
     def write(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
         """Write gradients (T, *shape) of all old tasks into rows 1 to T."""
         for block in self.blocks:
-            for p, start, local in zip(block.parameters, block.starts, block.tensors, strict=True):
+            for p, place in zip(block.parameters, block.places, strict=True):
                 stacked = gradients[p]
-                rows = block.rows[1 : len(stacked) + 1, start : start + local.numel()]
-                rows.as_strided(stacked.shape, (rows.stride(0), *dense_strides(local))).copy_(
-                    stacked
-                )
+                rows = block.rows[1 : len(stacked) + 1, place.columns]
+                rows.as_strided(stacked.shape, (rows.stride(0), *place.strides)).copy_(stacked)
 
     def used(self, tasks: int, known: Sequence[bool]) -> list[bool]:
         """Return which parameters have a gradient, where the rows of the old tasks must tell.
@@ -91,9 +102,9 @@ class Gradients:
         """
         flags = iter(known)
         return [
-            next(flags) or bool(block.rows[1 : tasks + 1, start : start + local.numel()].any())
+            next(flags) or bool(block.rows[1 : tasks + 1, place.columns].any())
             for block in self.blocks
-            for start, local in zip(block.starts, block.tensors, strict=True)
+            for place in block.places
         ]
 
     def measure(self, tasks: int) -> tuple[Floats, Floats]:
@@ -120,10 +131,16 @@ class Gradients:
             h[numbers] += h_part
         return C, h
 
-    def squares(self) -> Floats:
-        """Squared length of row 1 in each layer."""
-        C, _ = self.measure(1)
-        return C[:, 0, 0]
+    def lengths(self) -> list[Tensor]:
+        """Length of row 1 in each segment of each block, without waiting for a device."""
+        return [torch.stack(torch._foreach_norm(block.parts(1).first)) for block in self.blocks]
+
+    def squares(self, lengths: Sequence[Tensor]) -> Floats:
+        """Squared length of each layer, from those of its segments."""
+        total = np.zeros(self.layers)
+        for block, found in zip(self.blocks, lengths, strict=True):
+            total[[layer for layer, _, _ in block.segments]] += found.double().cpu().numpy() ** 2
+        return total
 
     def combine(self, coefficients: Floats) -> None:
         """Turn row 0 into w = g + cᵀG, in place."""
@@ -145,6 +162,20 @@ class Gradients:
             for k, p in enumerate(block.parameters):
                 if id(p) not in staying and any(p.grad is grads[k] for grads in block.grads):
                     p.grad = None
+
+    def clear(self) -> None:
+        """Take `.grad` away from all parameters."""
+        for block in self.blocks:
+            for p in block.parameters:
+                p.grad = None
+
+    def fits(self) -> bool:
+        """Whether row 0 can be rounded to float16, where parameters have that dtype."""
+        return all(
+            float(torch.linalg.vector_norm(block.rows[0], torch.inf)) <= HALF_LIMIT
+            for block in self.blocks
+            if block.landing is not None and block.landing.dtype == torch.float16
+        )
 
     def poison(self) -> None:
         """Fill row 0 with NaN: whoever looks at `.grad` sees that the step must be skipped."""

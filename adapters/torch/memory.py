@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,14 @@ from gradproj.adapters.torch.policies import PLACING, Offer, herding
 Task = int | str
 
 LABELLED = ("balanced", "herding")  # policies that read the labels
+# What torch cannot write by index, and integers of as many bits that it can.
+BITS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 
 
 class EpisodicMemory:
@@ -58,7 +66,7 @@ class EpisodicMemory:
         if policy not in (*PLACING, "herding"):
             known = ", ".join(repr(name) for name in (*PLACING, "herding"))
             raise ValueError(f"policy={policy!r} is not known; use {known}")
-        self.per_task = per_task
+        self.per_task = int(per_task)  # torch.load refuses NumPy's
         self.policy = policy
         self.device = device
         self.features = features
@@ -87,14 +95,13 @@ class EpisodicMemory:
             axis; any shapes and dtypes, the same at each call. Without samples it does nothing.
         """
         self._check(task, tensors)
+        task = task if isinstance(task, str) else int(task)
         count = len(tensors[0])
         if count == 0:
             return
         stored = self._samples.get(task)
         if stored is None:
-            stored = tuple(
-                t.new_empty((self.per_task, *t.shape[1:]), device=self.device) for t in tensors
-            )
+            stored = self._empty(tensors)
         offered = tuple(
             t.detach().to(place.device) for t, place in zip(tensors, stored, strict=True)
         )
@@ -172,17 +179,22 @@ class EpisodicMemory:
                     f"state has {name}={state[name]!r} and the memory {getattr(self, name)!r}; "
                     "build the memory as it was"
                 )
-        self._samples, self._size = {}, {}
+        samples = {task: self._empty(tensors) for task, tensors in state["samples"].items()}
         for task, tensors in state["samples"].items():
-            self._size[task] = len(tensors[0])
-            self._samples[task] = tuple(
+            for place, t in zip(samples[task], tensors, strict=True):
+                place[: len(t)] = t
+        seen = dict(state["seen"])
+        self.generator.set_state(state["generator"])
+        self._samples, self._seen = samples, seen
+        self._size = {task: len(tensors[0]) for task, tensors in state["samples"].items()}
+
+    def _empty(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Make room for a task's samples, which are like these."""
+        with torch.inference_mode(False):  # or it could not be written to in any other mode
+            return tuple(
                 t.new_empty((self.per_task, *t.shape[1:]), device=self.device or t.device)
                 for t in tensors
             )
-            for place, t in zip(self._samples[task], tensors, strict=True):
-                place[: len(t)] = t
-        self._seen = dict(state["seen"])
-        self.generator.set_state(state["generator"])
 
     def _check(self, task: Task, tensors: tuple[Tensor, ...]) -> None:
         """Raise for samples that the memory cannot take."""
@@ -237,7 +249,7 @@ class EpisodicMemory:
             slots, sources = PLACING[self.policy](offer)
         for place, source in zip(stored, offered, strict=True):
             chosen = source.index_select(0, sources.to(source.device))
-            place.index_copy_(0, slots.to(place.device), chosen)
+            _indexable(place).index_copy_(0, slots.to(place.device), _indexable(chosen))
         return max(size, int(slots.max()) + 1 if len(slots) else 0)
 
     def _features(self, inputs: Tensor) -> Tensor:
@@ -245,3 +257,7 @@ class EpisodicMemory:
             return inputs.flatten(1).cpu()
         with torch.no_grad():
             return self.features(inputs).cpu()
+
+
+def _indexable(t: Tensor) -> Tensor:
+    return t.view(BITS[t.dtype]) if t.dtype in BITS else t

@@ -24,7 +24,7 @@ def run(
     value = _value(loss, number)
     recorder.aim(row, add=add)
     value.backward()  # type: ignore[no-untyped-call]
-    recorder.collect(row, add=add)
+    recorder.take(row, add=add)
 
 
 def one_by_one(

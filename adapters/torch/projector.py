@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,8 @@ class Projector:
     Parameters
     ----------
     model : Module
-        Parameters may be frozen, added or replaced between steps.
+        All that is trained. Parameters may be frozen, added or replaced between steps. One that
+        the losses use but the model does not have gets the gradients of all of them, old and new.
     method : gradproj.Method
         What is solved: ``gp.Decomposed()``, ``gp.GEM()``, ``gp.AGEM()``, ``gp.SGEM()``.
     layers : str, callable or list of groups of names
@@ -116,7 +117,7 @@ class Projector:
         self.engine = engines.choose(engine, model)
         self._wanted_engine = engine
         self._processes = Processes(distributed, process_group)
-        self._recorder = Recorder(model, layers, backend)
+        self._recorder = Recorder(model, layers, backend, sharded=distributed == "sharded")
 
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
@@ -150,8 +151,9 @@ class Projector:
             and :class:`gradproj.SGEM` the drawn one; the others are called, not run backward.
         """
         checks.losses(old_losses)
-        with self._recorder.step():
-            self._loop(new_loss, old_losses, self._reduction(old_losses))
+        reduction = self._reduction(old_losses)
+        with self._recorder.step(_rows(old_losses, reduction)):
+            self._loop(new_loss, old_losses, reduction)
 
     def backward_batches(
         self,
@@ -184,14 +186,21 @@ class Projector:
         old = list(old)
         self.engine = engines.choose(self._wanted_engine, self.model, old)
         new_loss = partial(loss, self.model, *new)
-        with self._recorder.step():
-            reduction = self._reduction(old)
-            if self.engine == "vmap" and self._at_once(loss, old, reduction):
+        reduction = self._reduction(old)
+        with self._recorder.step(_rows(old, reduction)):
+            refusal = self._at_once(loss, old, reduction) if self.engine == "vmap" else None
+            if self.engine == "vmap":
                 passes.run(self._recorder, new_loss, 0)
                 self._project(reduction)
             else:
                 old_losses = [partial(loss, self.model, *batch) for batch in old]
                 self._loop(new_loss, old_losses, reduction)
+        if refusal is not None:  # and not an error of the loss itself: the loop has worked
+            self._wanted_engine = "loop"
+            warnings.warn(
+                f'engine="auto": torch cannot vectorise this loss ({refusal}); the loop takes over',
+                stacklevel=2,
+            )
 
     def zero_grad(self, task: int | None = None) -> None:
         """Point every ``.grad`` at a zeroed row of the buffer, so that nothing is copied later.
@@ -210,11 +219,16 @@ class Projector:
         """Take what is in ``.grad`` as the gradient of old task number `task`, from 0 on.
 
         It is copied into the buffer unless :meth:`zero_grad` has put it there to begin with;
-        ``.grad`` is None then.
+        ``.grad`` is None afterwards. What is stored stays until :meth:`project`; to start a step
+        over, :meth:`reset`.
         """
         checks.task(task)
         self._recorder.sync()
         self._recorder.take(task + 1)
+
+    def reset(self) -> None:
+        """Drop what has been stored, for a step that is not to be finished."""
+        self._recorder.forget()
 
     def project(self) -> None:
         """Take what is in ``.grad`` as the new gradient, and replace it by w.
@@ -257,9 +271,12 @@ class Projector:
 
     def _reduction(self, old: object) -> Reduction | None:
         found = reductions.find(self.method, old)
-        # A sum that cancels is recognised by what it has been, of which each process has its own.
-        alone = self._processes.mode is None or found is None or len(found.tasks) == 1
-        return found if alone else None
+        if found is None or len(found.tasks) == 1:
+            return found
+        # A sum that cancels is recognised by what it has been, of which each process has its own;
+        # and a hook on what has been accumulated would take the sum for one task's gradient.
+        hooked = any(p._post_accumulate_grad_hooks for p in self._recorder.gradients.parameters)
+        return found if self._processes.mode is None and not hooked else None
 
     def _loop(
         self, new_loss: Loss, old_losses: Iterable[Loss], reduction: Reduction | None
@@ -273,8 +290,14 @@ class Projector:
         loss: Callable[..., Tensor],
         old: Sequence[Sequence[Any]],
         reduction: Reduction | None,
-    ) -> bool:
-        """Compute the old tasks' gradients by vmap; False if that failed and the loop may do it."""
+    ) -> str | None:
+        """Compute the old tasks' gradients by vmap; if that fails, leave it to the loop.
+
+        Returns
+        -------
+        str or None
+            Why it failed.
+        """
         try:
             passes.old_at_once(self._recorder, loss, old, reduction)
         except RuntimeError as error:
@@ -283,14 +306,10 @@ class Projector:
                 raise RuntimeError(
                     f'engine="vmap": torch cannot vectorise this loss ({reason}); use engine="loop"'
                 ) from error
-            warnings.warn(
-                f'engine="auto": torch cannot vectorise this loss ({reason}); the loop takes over',
-                stacklevel=3,
-            )
-            self._wanted_engine = self.engine = "loop"
+            self.engine = "loop"
             self._recorder.forget()
-            return False
-        return True
+            return reason
+        return None
 
     def _project(self, reduction: Reduction | None = None) -> None:
         tasks, touched = self._recorder.tasks(), self._recorder.touched()
@@ -300,6 +319,8 @@ class Projector:
         if self.last is not None:
             gradients.combine(self.last.coefficients)
             self.last = self.last if reduction is None else reduction.among_all(self.last)
+            if not gradients.fits():
+                self._overflow("the update is beyond float16")
         gradients.finish(touched)
         self._recorder.forget()
 
@@ -310,13 +331,24 @@ class Projector:
         if np.isfinite(C.sum() + h.sum()):
             C, h = C[:, :tasks, :tasks], h[:, :tasks]
             return method.solve(C, h, tolerance=gradients.tolerance)
+        finite = np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)
+        layer = list(self._recorder.layers)[finite.argmin()]
+        self._overflow(f"the gradients of layer {layer!r} hold NaN or infinity")
+        return None
+
+    def _overflow(self, what: str) -> None:
+        """Raise, or leave a step that whoever looks at `.grad` skips."""
+        self.last = None
         if self.overflow == "raise":
             self._recorder.forget()
-            finite = np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)
             raise gp.NotFiniteError(
-                f"the gradients of layer {list(self.layers)[finite.argmin()]!r} hold NaN or "
-                "infinity; lower the learning rate, or with mixed precision use "
-                'overflow="skip"'
+                f'{what}; lower the learning rate, or with mixed precision use overflow="skip"'
             )
-        gradients.poison()
-        return None
+        self._recorder.gradients.poison()
+
+
+def _rows(old: Iterable[Any], reduction: Reduction | None) -> int:
+    """Count the rows that a step needs, as far as it is known before."""
+    if reduction is not None:
+        return 2
+    return len(old) + 1 if isinstance(old, Sized) else 1

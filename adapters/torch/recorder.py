@@ -21,8 +21,11 @@ class Recorder:
 
     layers: dict[str, tuple[str, ...]]
 
-    def __init__(self, model: nn.Module, grouping: Layers, backend: str) -> None:
+    def __init__(
+        self, model: nn.Module, grouping: Layers, backend: str, *, sharded: bool = False
+    ) -> None:
         self.model = model
+        self._sharded = sharded
         self.copied = 0
         self._grouping = grouping
         self._backend = backend
@@ -47,10 +50,14 @@ class Recorder:
         return self._gradients
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Start a step with nothing recorded, and record nothing if it ends with an error."""
+    def step(self, rows: int) -> Iterator[None]:
+        """Start a step with nothing recorded, and record nothing if it ends with an error.
+
+        There is room for `rows` gradients then; more can come.
+        """
         self.forget()
         self.sync()
+        self.gradients.prepare(rows)
         try:
             yield
         except BaseException:
@@ -82,18 +89,17 @@ class Recorder:
 
     def collect_new(self) -> None:
         """Record what is in `.grad` as the new task's; raise if there is nothing."""
-        parameters = [p for block in self.gradients.blocks for p in block.parameters]
-        if all(p.grad is None for p in parameters):
+        if all(p.grad is None for p in self.gradients.parameters):
             raise ValueError(
                 "no parameter has a .grad: run the new task's loss backward after the old tasks' "
                 "gradients have been stored, right before project()"
             )
         self.collect(0)
 
-    def take(self, row: int) -> None:
-        """Record what is in `.grad` as a row that nobody else can get at."""
-        self.collect(row)
-        self.gradients.release()
+    def take(self, row: int, *, add: bool = False) -> None:
+        """Record what is in `.grad` as a row that nobody else can get at: `.grad` is None then."""
+        self.collect(row, add=add)
+        self.gradients.clear()
 
     def write(self, gradients: Mapping[nn.Parameter, Tensor], tasks: int) -> None:
         """Record the gradients of all old tasks at once."""
@@ -144,7 +150,7 @@ class Recorder:
             # An optimizer would go on moving a parameter that has been frozen with what it left.
             self._gradients.release(parameters)
         engines.refuse_sparse(model)
-        checks.real(model)
+        checks.parameters(model, sharded=self._sharded)
         self.layers = group_parameters(model, self._grouping)
         self._gradients = self._laid_out()
         self._signature = signature

@@ -6,6 +6,8 @@ from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 import gradproj as gp
 from gradproj.adapters.torch.gradients import Floats, Gradients
@@ -25,19 +27,22 @@ class Reduction:
         One number for the tasks in the sum, 0 for all others.
     tasks : list of int
         The old tasks in the sum.
-    scale : numpy.ndarray (L,)
-        Squared length that the sum had when it first had one.
+    longest : list of tensors
+        Greatest length that the sum has had, in each segment of each block of the buffer.
     """
 
     method: gp.Method
     weights: Floats
     tasks: list[int]
-    scale: Floats = field(default_factory=lambda: np.zeros(1))
+    longest: list[Tensor] = field(default_factory=list)
 
     def look_at(self, gradients: Gradients) -> None:
-        """Note how long the sum is by now, as long as it is zero in some layer."""
-        if len(self.tasks) > 1 and not self.scale.all():
-            self.scale = np.maximum(self.scale, gradients.squares())
+        """Note how long the sum is by now."""
+        if len(self.tasks) > 1:
+            now = gradients.lengths()
+            known = self.longest or now
+            self.longest = [torch.maximum(*pair) for pair in zip(known, now, strict=True)]
+            self.gradients = gradients
 
     def solve(self, C: Floats, h: Floats, *, tolerance: float) -> gp.Solution:
         """Solve for the coefficient of the sum, from the sum's C (L, 1, 1) and h (L, 1).
@@ -46,10 +51,12 @@ class Reduction:
         there is no direction to go by, and it counts as zero.
         """
         weight = float(self.weights.max())
+        if self.longest:
+            scale = self.gradients.squares(self.longest)
+            # Squares beyond float32 tell nothing.
+            nothing = np.isfinite(scale) & (C[:, 0, 0] <= tolerance * scale)
+            C, h = np.where(nothing[:, None, None], 0.0, C), np.where(nothing[:, None], 0.0, h)
         C, h = C * weight**2, h * weight
-        if len(self.tasks) > 1:
-            nothing = C[:, 0, 0] <= tolerance * self.scale
-            C[nothing], h[nothing] = 0.0, 0.0
         solution = self.method.solve(C, h, tolerance=tolerance)
         return replace(solution, coefficients=solution.coefficients * weight)
 

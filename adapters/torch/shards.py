@@ -8,7 +8,7 @@ from torch.distributed import is_available
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds: all of it unless it is a DTensor."""
-    if not _is_sharded(tensor):
+    if not is_sharded(tensor):
         return tensor
     from torch.distributed.tensor import DTensor
 
@@ -23,7 +23,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def like(parameter: nn.Parameter, view: Tensor) -> Tensor:
     """Return what `.grad` may hold: the view itself, or a DTensor around it."""
-    if not _is_sharded(parameter):
+    if not is_sharded(parameter):
         return view
     from torch.distributed.tensor import DTensor
 
@@ -38,7 +38,8 @@ def like(parameter: nn.Parameter, view: Tensor) -> Tensor:
     )
 
 
-def _is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
     # The type is looked up by name first: importing torch.distributed.tensor takes a second.
     if type(tensor).__name__ != "DTensor" or not is_available():
         return False

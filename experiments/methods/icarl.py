@@ -40,7 +40,7 @@ class ICaRL(Learner):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         for task in self.stream.tasks:
-            seen = len(task.training.labels.unique())
+            seen = len(set(task.training.labels.tolist()))
             if seen < len(task.classes):
                 raise ValueError(
                     f"samples={len(task.training)}: task {task.index} then shows {seen} of its "

@@ -37,7 +37,9 @@ def test_each_gradient_lands_in_its_row():
     block = projector._recorder.gradients.blocks[0]
     size = block.rows.element_size()
     for row, found in zip((1, 2, 3, 0), seen, strict=True):
-        assert found == [block.rows[row].data_ptr() + size * start for start in block.starts]
+        assert found == [
+            block.rows[row].data_ptr() + size * place.columns.start for place in block.places
+        ]
     # Afterwards `.grad` is row 0, which holds w.
     assert pointers() == seen[-1]
 

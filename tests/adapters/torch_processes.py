@@ -1,5 +1,6 @@
 """What each process does in the distributed tests: a module, so that it can be spawned."""
 
+import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -81,6 +82,9 @@ def fully_sharded(rank):
 
     model = mlp(5, 6, 3)
     fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    for mode in (None, "average"):
+        with pytest.raises(ValueError, match="is a DTensor, of which each process sees its own"):
+            Projector(model, METHOD, distributed=mode)
     new, *old = data()[:, rank * 4 : rank * 4 + 4]
     projector = Projector(model, METHOD, distributed="sharded")
     projector.backward(lambda: loss(model, new), (loss(model, x) for x in old))
@@ -95,7 +99,7 @@ def overflowed(rank):
     projector = Projector(model, distributed="sharded", overflow="skip")
     model(torch.ones(1, 3)).sum().backward()
     projector.store(0)
-    model.weight.grad[:] = torch.nan if rank else 1.0
+    model.weight.grad = torch.full((1, 3), torch.nan if rank else 1.0)
     projector.project()
     assert projector.last is None
     return [model.weight.grad.clone()]

@@ -1,0 +1,329 @@
+"""What people's losses, hooks and dtypes do around a step, compared with plain autograd."""
+
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch_reference import mlp
+
+import gradproj as gp
+from gradproj.adapters.torch import EpisodicMemory, Projector, project_gradients
+
+METHODS = [gp.GEM(), gp.AGEM(), gp.Decomposed()]
+
+
+def batches(count, seed=0):
+    torch.manual_seed(seed)
+    return [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(count + 1)]
+
+
+def loss(model, x, y):
+    return cross_entropy(model(x), y)
+
+
+def reference(model, loss, new, old, method):
+    """The same from gradients that nothing but autograd has touched."""
+    parameters = list(model.parameters())
+
+    def gradient(batch):
+        return torch.autograd.grad(loss(model, *batch), parameters)
+
+    return project_gradients(
+        gradient(new), [gradient(b) for b in old], method, layers=[range(len(parameters))]
+    )
+
+
+def agree(model, expected, **tolerances):
+    for p, w in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, w, **(tolerances or {"rtol": 1e-4, "atol": 1e-6}))
+
+
+# Losses that do more than return a value ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_loss_may_run_backward_itself(method):
+    def adversarial(model, x, y):
+        moved = x.clone().requires_grad_()
+        loss(model, moved, y).backward()  # which adds to whatever `.grad` is now
+        return loss(model, x + 0.1 * moved.grad.sign(), y)
+
+    def plain(model, x, y):
+        moved = x.clone().requires_grad_()
+        (sign,) = torch.autograd.grad(loss(model, moved, y), moved)
+        return loss(model, x + 0.1 * sign.sign(), y)
+
+    model = mlp(5, 6, 3)
+    new, *old = batches(4)
+    expected = reference(model, plain, new, old, method)
+    projector = Projector(model, method, layers="all")
+    for _ in range(2):  # the second time with what the first has left in `.grad`
+        projector.backward_batches(adversarial, new, old)
+        agree(model, expected)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_generator_may_zero_the_gradients_between_losses(method):
+    model = mlp(5, 6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    new, *old = batches(3)
+    expected = reference(model, loss, new, old, method)
+
+    def losses():
+        for batch in old:
+            optimizer.zero_grad(set_to_none=False)
+            yield loss(model, *batch)
+
+    Projector(model, method, layers="all").backward(loss(model, *new), losses())
+    agree(model, expected)
+
+
+def test_every_stored_gradient_leaves_no_grad_however_it_came():
+    model = mlp(5, 6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    new, *old = batches(3)
+    expected = reference(model, loss, new, old, gp.GEM())
+    projector = Projector(model, gp.GEM(), layers="all")
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        for task, batch in enumerate(old):
+            loss(model, *batch).backward()
+            projector.store(task)
+        loss(model, *new).backward()
+        projector.project()
+        agree(model, expected)
+
+
+def test_a_step_that_is_given_up_can_be_reset():
+    model = mlp(5, 6, 3)
+    new, *old = batches(4)
+    projector = Projector(model, gp.GEM(), layers="all")
+    for task, batch in enumerate(old):
+        loss(model, *batch).backward()
+        projector.store(task)
+    projector.reset()
+    for task, batch in enumerate(old[:2]):
+        loss(model, *batch).backward()
+        projector.store(task)
+    loss(model, *new).backward()
+    projector.project()
+    assert projector.last.coefficients.shape == (1, 2)
+
+
+# Hooks and captured parameters -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_hooks_on_gradients_work_whatever_the_number_of_old_tasks(kind, method):
+    model = mlp(5, 6, 3)
+    head = list(model.parameters())[-2]
+
+    def mask(given):
+        if kind == "register_hook":
+            return given * torch.tensor([[1.0], [0.0], [0.5]])
+        given.grad.mul_(torch.tensor([[1.0], [0.0], [0.5]]))
+        return None
+
+    new, *old = batches(12)
+    projector = Projector(model, method, layers="all", engine="auto")
+    parameters = list(model.parameters())
+
+    def masked(batch):
+        found = list(torch.autograd.grad(loss(model, *batch), parameters))
+        found[-2] = found[-2] * torch.tensor([[1.0], [0.0], [0.5]])
+        return found
+
+    groups = [range(len(parameters))]
+    expected = project_gradients(masked(new), [masked(b) for b in old], method, layers=groups)
+    getattr(head, kind)(mask)
+    projector.backward_batches(loss, new, old)
+    assert projector.engine == "loop"
+    agree(model, expected)
+    with pytest.raises(ValueError, match="has a hook on its gradient, which vmap would pass over"):
+        Projector(model, method, engine="vmap")
+
+
+def test_a_penalty_on_captured_parameters_takes_the_loop():
+    model = mlp(5, 6, 3)
+    parameters = list(model.parameters())
+
+    def penalised(model, x, y):
+        return loss(model, x, y) + 0.5 * sum(p.square().sum() for p in parameters)
+
+    new, *old = batches(12)
+    expected = reference(model, penalised, new, old, gp.GEM())
+    projector = Projector(model, gp.GEM(), layers="all", engine="auto")
+    assert projector.engine == "vmap"
+    with pytest.warns(UserWarning, match="it uses parameters other than those of the model"):
+        projector.backward_batches(penalised, new, old)
+    agree(model, expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        projector.backward_batches(penalised, new, old)  # the loop at once, without a word
+    agree(model, expected)
+
+
+def test_an_error_of_the_loss_itself_is_no_reason_to_leave_vmap():
+    def broken(*_):
+        raise RuntimeError("no such file")
+
+    model = mlp(5, 6, 3)
+    new, *old = batches(12)
+    projector = Projector(model, gp.GEM(), engine="auto")
+    with pytest.raises(RuntimeError, match="no such file"):
+        projector.backward_batches(broken, new, old)
+    projector.backward_batches(loss, new, old)
+    assert projector.engine == "vmap"
+
+
+# Sums of the old gradients -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (1, 0, 2)])
+def test_a_sum_is_judged_by_the_longest_that_it_has_been(order):
+    model = nn.Linear(3, 1, bias=False)
+    rows = torch.tensor([[1e-7, 0.0, 0.0], [0.3, 0.7, 1.1], [-0.3, -0.7, -1.1]])[list(order)]
+    projector = Projector(model, gp.AGEM())
+    projector.backward_batches(
+        lambda model, x: model(x).sum(), (-torch.ones(1, 3),), [(row[None],) for row in rows]
+    )
+    assert torch.equal(model.weight.grad, -torch.ones(1, 3))
+
+
+def test_a_skipped_step_does_not_blind_the_next():
+    model = nn.Linear(3, 1, bias=False)
+    projector = Projector(model, gp.AGEM(), overflow="skip")
+    x, new = torch.tensor([[0.3, 0.7, 1.1]]), -torch.ones(1, 3)
+    olds = [lambda k=k: k * model(x).sum() for k in (1.1, -0.7, -0.4)]
+    projector.backward(lambda: torch.nan * model(new).sum(), olds)
+    assert projector.last is None
+    projector.backward(lambda: model(new).sum(), olds)
+    assert torch.equal(model.weight.grad, new)
+
+
+# Dtypes and devices ------------------------------------------------------------------------------
+
+
+def test_an_update_beyond_float16_is_an_overflow():
+    model = nn.Linear(2, 1, bias=False).half()
+    x = torch.tensor([[60000.0, 0.0]]).half()
+
+    def step(overflow):
+        projector = Projector(model, gp.Decomposed(strength=1.0), overflow=overflow)
+        projector.backward(lambda: model(x).sum(), [lambda: model(x).sum()])
+        return projector
+
+    with torch.no_grad():
+        model.weight.zero_()
+    with pytest.raises(gp.NotFiniteError, match="the update is beyond float16"):
+        step("raise")
+    assert step("skip").last is None
+    assert model.weight.grad.isnan().all()
+
+
+def test_a_frozen_sparse_embedding_is_no_obstacle():
+    class Net(nn.Module):
+        sparse = True  # a name that anybody may use
+
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(10, 4, sparse=True)
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(self.words(x))
+
+    model = Net()
+    with pytest.raises(TypeError, match="words is a Embedding that makes sparse gradients"):
+        Projector(model)
+    model.words.weight.requires_grad = False
+    Projector(model).backward(model(torch.tensor([1, 2])).sum())
+    assert model.head.weight.grad is not None
+
+
+def test_a_model_without_numbers_is_refused():
+    with pytest.raises(ValueError, match="parameter 'weight' is on the meta device"):
+        Projector(nn.Linear(2, 1, device="meta"))
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype yet"
+)
+def test_gradients_of_another_dtype_are_refused():
+    model = nn.Linear(2, 1, bias=False).bfloat16()
+    model.weight.grad_dtype = torch.float32
+    with pytest.raises(TypeError, match=r"its grad_dtype torch\.float32; leave grad_dtype as it"):
+        Projector(model)
+
+
+def test_exchanged_weights_are_let_go():
+    model = nn.Linear(3, 3, bias=False)
+    numbers = np.ones((3, 3), np.float32)
+    model.weight.data = torch.from_numpy(numbers)  # which keeps them alive
+    kept, numbers = weakref.ref(numbers), None
+    projector = Projector(model)
+    projector.backward(model(torch.ones(1, 3)).sum())
+    model.weight.data = torch.zeros(3, 3)
+    assert kept() is None
+    projector.backward(model(torch.ones(1, 3)).sum())
+
+
+def test_a_list_of_losses_takes_as_many_rows_as_there_are_tasks():
+    model = mlp(5, 6, 3)
+    new, *old = batches(8)
+    projector = Projector(model, gp.GEM())
+    projector.backward_batches(loss, new, old[:3])
+    assert len(projector._recorder.gradients.blocks[0].rows) == 4
+    projector.backward_batches(loss, new, old)
+    assert len(projector._recorder.gradients.blocks[0].rows) == 9
+
+
+# The memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.bool]
+)
+@pytest.mark.parametrize("policy", ["last", "reservoir"])
+def test_a_memory_takes_any_dtype(dtype, policy):
+    memory = EpisodicMemory(3, policy)
+    for number in range(5):
+        memory.add(0, torch.full((2, 2), number % 2).to(dtype))
+    (x,) = memory.sample(0, 2)
+    assert x.dtype == dtype
+    assert x.shape == (2, 2)
+
+
+def test_numbers_of_numpy_do_not_spoil_the_state(tmp_path):
+    memory = EpisodicMemory(np.int64(4))
+    memory.add(np.int64(0), torch.ones(2, 1))
+    torch.save(memory.state_dict(), tmp_path / "memory.pt")
+    again = EpisodicMemory(4)
+    again.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    assert again.tasks == (0,)
+
+
+def test_samples_from_inference_can_be_trained_on():
+    memory = EpisodicMemory(4)
+    with torch.inference_mode():
+        memory.add(0, torch.ones(2, 3))
+    memory.add(0, torch.ones(1, 3))
+    model = nn.Linear(3, 1)
+    model(*memory.all(0)).sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_a_state_that_cannot_be_read_changes_nothing():
+    memory = EpisodicMemory(4)
+    memory.add(0, torch.ones(2, 3))
+    state = EpisodicMemory(4).state_dict()
+    del state["generator"]
+    with pytest.raises(KeyError):
+        memory.load_state_dict(state)
+    assert memory.tasks == (0,)
+    assert len(memory) == 2
