@@ -24,7 +24,9 @@ class AGEM(Method):
     ----------
     strength : float
         The memory strength :math:`\gamma`: the least value of :math:`v` once the constraint is
-        violated. 0 is the problem as written; more also moves towards the old tasks.
+        violated. 0 is the problem as written; more also moves towards the old tasks. The update
+        then jumps where :math:`\bar g^\top g` changes its sign, and where that is zero up to
+        rounding, rounding decides.
 
     References
     ----------

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import array_api_compat as compat
 import numpy as np
 import numpy.typing as npt
 
+from gradproj._errors import NotFiniteError
+
 # Any array of an array-API library. The standard has no static type for it, hence `Any`.
 Array: TypeAlias = Any
 HostArray: TypeAlias = npt.NDArray[np.float64]
+# What comes out is of the type that went in.
+SameArray = TypeVar("SameArray")
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ def enter(g: Array, G: Array, label: str = "") -> Entered:
     if bits(xp, dtype) == 16:
         g, G = xp.astype(g, xp.float32), xp.astype(G, xp.float32)
         inner = enter(g, G, label)
-        return Entered(inner.xp, inner.g, inner.G, lambda w: xp.astype(inner.leave(w), dtype))
+        return Entered(inner.xp, inner.g, inner.G, lambda w: narrowed(xp, inner.leave(w), dtype))
     if compat.is_torch_array(g) and g.device.type == "cpu":
         # A view that only notes that its numbers are negated would be handed over without the note.
         g, G = g.resolve_neg(), G.resolve_neg()
@@ -63,6 +67,7 @@ def check_array(name: str, x: Array, dimensions: int) -> None:
             f"{name} is a {type(x).__name__}: pass an array of an array-API library "
             "(NumPy, CuPy, torch, …), for example numpy.asarray(…)"
         )
+    check_form(name, x)
     if bits(namespace(x), x.dtype) not in (16, 32, 64):
         raise TypeError(
             f"{name} has dtype {x.dtype}: gradients are real floating-point numbers of 16, 32 or "
@@ -73,6 +78,25 @@ def check_array(name: str, x: Array, dimensions: int) -> None:
         raise ValueError(f"{name} has shape {tuple(x.shape)}: it should be {wanted}")
     if getattr(x, "requires_grad", False):
         raise ValueError(f"{name} requires grad: pass {name}.detach(), nothing here is recorded")
+
+
+def check_form(name: str, x: Array) -> None:
+    """Raise for arrays that look like others but do not hold their numbers one after the other."""
+    if isinstance(x, np.ndarray):
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(
+                f"{name} is a masked array: fill it first, for example {name}.filled(0)"
+            )
+        if not x.dtype.isnative:
+            raise TypeError(
+                f"{name} has dtype {x.dtype} in another byte order than this machine's: pass "
+                f'{name}.astype({name}.dtype.newbyteorder("="))'
+            )
+    elif compat.is_torch_array(x):
+        if str(x.layout) != "torch.strided":
+            raise TypeError(f"{name} has layout {x.layout}: pass {name}.to_dense()")
+        if x.is_meta:
+            raise ValueError(f"{name} is on the meta device and has no numbers: load it first")
 
 
 def common_namespace(names: tuple[str, ...], arrays: tuple[Array, ...]) -> Any:
@@ -119,7 +143,44 @@ def namespace(x: Array) -> Any:
 @cache
 def bits(xp: Any, dtype: Any) -> int:
     """Return the number of bits of a real floating-point dtype, 0 for any other."""
-    return int(xp.finfo(dtype).bits) if xp.isdtype(dtype, "real floating") else 0
+    try:
+        return int(xp.finfo(dtype).bits) if xp.isdtype(dtype, "real floating") else 0
+    except TypeError:  # a dtype that the library has from elsewhere
+        return 0
+
+
+def narrowed(xp: Any, w: Array, dtype: Any) -> Array:
+    """Round an update to 16 bits; raise if it does not fit."""
+    with np.errstate(over="ignore"):
+        out = xp.astype(w, dtype)
+    if not bool(xp.all(xp.isfinite(out))):
+        raise NotFiniteError(
+            f"the update does not fit into {dtype}: skip this step, or lower the loss scale"
+        )
+    return out
+
+
+def has_float64(xp: Any, place: Any) -> bool:
+    """Whether the library has float64 on that device: torch's MPS has not."""
+    if compat.is_jax_namespace(xp):  # not to be remembered: people switch it on and off
+        return bool(xp.zeros(()).dtype == xp.float64)
+    return _makes_float64(xp, place)
+
+
+@cache
+def _makes_float64(xp: Any, place: Any) -> bool:
+    try:
+        xp.zeros(1, dtype=xp.float64, device=place)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def widened(xp: Any, x: Array) -> Array:
+    """Return the array in float64: where it is, or on the host if its device has no float64."""
+    if isinstance(x, np.ndarray):
+        return np.asarray(x, dtype=np.float64)
+    return xp.astype(x, xp.float64) if has_float64(xp, device(x)) else to_host(x)
 
 
 def to_host(x: Array) -> HostArray:
@@ -128,12 +189,14 @@ def to_host(x: Array) -> HostArray:
     This is the one transfer that the core makes: the small solve is branchy, the standard has
     neither NNLS nor batched masks for it, and on a GPU it would be bound by kernel launches.
     """
-    if isinstance(x, np.ndarray):
+    if compat.is_torch_array(x) or compat.is_cupy_array(x):
+        return np.asarray(compat.to_device(x, "cpu"), dtype=np.float64)
+    try:
         return np.asarray(x, dtype=np.float64)
-    xp = namespace(x)
-    known = compat.is_torch_array(x) or compat.is_cupy_array(x) or compat.is_jax_array(x)
-    cpu = "cpu" if known else xp.__array_namespace_info__().default_device()
-    return np.asarray(compat.to_device(x, cpu), dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        # The standard has no name for the host; the default device is it, or is next to it.
+        host = namespace(x).__array_namespace_info__().default_device()
+        return np.asarray(compat.to_device(x, host), dtype=np.float64)
 
 
 def from_host(x: HostArray, like: Array) -> Array:

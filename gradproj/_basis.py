@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradproj._arrays import Array, bits, check_array, device, namespace
+from gradproj._arrays import Array, SameArray, bits, check_array, device, namespace
 from gradproj._errors import NotFiniteError
 
 
@@ -44,14 +44,19 @@ def decompose(G: Array) -> tuple[Array, Array]:
     T = G.shape[0]
     if T == 0:
         raise ValueError("G has no rows: without an old task there is nothing to decompose")
-    shared = xp.mean(G, axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        shared = xp.mean(G, axis=0)
+    if not bool(xp.all(xp.isfinite(shared))):
+        raise NotFiniteError("G holds numbers too large to be added up: lower the loss scale")
     specific = G - shared
-    noise = T * xp.finfo(G.dtype).eps * xp.max(lengths(xp, G))
+    noise = T * float(xp.finfo(G.dtype).eps) * xp.max(lengths(xp, G))
     specific = xp.where((lengths(xp, specific) > noise)[:, None], specific, xp.zeros_like(specific))
     return xp.astype(shared, dtype), xp.astype(specific, dtype)
 
 
-def gram_schmidt(H: Array, *, tolerance: float | None = None, scale: float | None = None) -> Array:
+def gram_schmidt(
+    H: SameArray, *, tolerance: float | None = None, scale: float | None = None
+) -> SameArray:
     r"""Build an orthonormal basis of the rows' span by the Gram–Schmidt process.
 
     .. math:: b_k = \frac{r_k}{\|r_k\|}, \qquad
@@ -83,15 +88,18 @@ def gram_schmidt(H: Array, *, tolerance: float | None = None, scale: float | Non
     >>> gp.gram_schmidt(np.asarray([[3.0, 0.0, 4.0], [-3.0, 0.0, -4.0]]))
     array([[0.6, 0. , 0.8]])
     """
-    xp, H, dtype = _enter("H", H, 2)
-    T, N = H.shape
-    left = xp.asarray(H, copy=True)
-    basis = xp.zeros((0, N), dtype=H.dtype, device=device(H))
+    xp, rows, dtype = _enter("H", H, 2)
+    for name, value in (("tolerance", tolerance), ("scale", scale)):
+        if value is not None and not 0 <= value < np.inf:
+            raise ValueError(f"{name}={value!r}: it should be a finite number from 0 on")
+    T, N = rows.shape
+    left = xp.asarray(rows, copy=True)
+    basis = xp.zeros((0, N), dtype=rows.dtype, device=device(rows))
     length = lengths(xp, left)
     if scale is None:
         scale = float(xp.max(length)) if T else 0.0
     if tolerance is None:
-        tolerance = 10 * T * float(xp.finfo(H.dtype).eps)
+        tolerance = 10 * T * float(xp.finfo(rows.dtype).eps)
     for _ in range(min(T, N)):
         k = int(xp.argmax(length))
         size = float(length[k])
@@ -104,12 +112,13 @@ def gram_schmidt(H: Array, *, tolerance: float | None = None, scale: float | Non
         basis = xp.concat([basis, b[None, :]])
         left = left - (left @ b)[:, None] * b
         length = lengths(xp, left)
-    return xp.astype(basis, dtype)
+    made: SameArray = xp.astype(basis, dtype)
+    return made
 
 
 def principal_components(
-    H: Array, k: int | float | None = None, *, tolerance: float | None = None
-) -> Array:
+    H: SameArray, k: int | float | None = None, *, tolerance: float | None = None
+) -> SameArray:
     r"""Find the k directions that hold most of the rows' variance.
 
     .. math:: B = \arg\max_{B B^\top = I_k} \|H B^\top\|_F^2
@@ -141,21 +150,24 @@ def principal_components(
     >>> np.abs(B)
     array([[1., 0.]])
     """
-    xp, H, dtype = _enter("H", H, 2)
-    T, N = H.shape
+    xp, rows, dtype = _enter("H", H, 2)
+    T, N = rows.shape
     if not is_rank(k):
         raise ValueError(f"k={k!r}: it should be None, an integer from 0 on, or a float in (0, 1)")
+    made: SameArray
     if min(T, N) == 0:
-        return xp.zeros((0, N), dtype=dtype, device=device(H))
-    _, values, directions = xp.linalg.svd(H, full_matrices=False)
+        made = xp.zeros((0, N), dtype=dtype, device=device(rows))
+        return made
+    _, values, directions = xp.linalg.svd(rows, full_matrices=False)
     if tolerance is None:
-        tolerance = 10 * T * float(xp.finfo(H.dtype).eps)
+        tolerance = 10 * T * float(xp.finfo(rows.dtype).eps)
     sizes = [float(value) for value in values]
     rank = sum(size > tolerance * sizes[0] for size in sizes)
     if isinstance(k, float | np.floating):
         variance = [(size / sizes[0]) ** 2 for size in sizes[:rank]]
         k = sum(sum(variance[:j]) < k * sum(variance) for j in range(rank))
-    return xp.astype(directions[: rank if k is None else min(k, rank), :], dtype)
+    made = xp.astype(directions[: rank if k is None else min(k, rank), :], dtype)
+    return made
 
 
 def is_rank(k: object) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gradproj._arrays import Array, check_array, common_namespace
+from gradproj._arrays import Array, SameArray, check_array, common_namespace, device
 from gradproj._basis import _enter, lengths
 
 
-def solve(g: Array, shared: Array, B: Array) -> Array:
+def solve(g: SameArray, shared: Array, B: Array) -> SameArray:
     r"""Solve the paper's problem for a given shared gradient and basis: Eq. 11.
 
     .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t.} \quad \bar g^\top w \ge 0
@@ -45,14 +45,13 @@ def solve(g: Array, shared: Array, B: Array) -> Array:
     >>> gp.solve(np.asarray([1.0, 2.0, 1.0]), shared, gp.gram_schmidt(specific))
     array([0., 0., 1.])
     """
-    xp, (g, shared, B), dtype = _enter_all(g=g, shared=shared, B=B)
-    Pg, Pshared, unit = _project_both(xp, g, shared, B)
-    if unit == 0.0:
-        return xp.astype(Pg, dtype)
-    slope = float(xp.sum(Pshared * Pg))
+    xp, (new, shared, B), dtype = _enter_all(g=g, shared=shared, B=B)
+    Pg, Pshared, unit = _project_both(xp, new, shared, B)
+    slope = float(xp.sum(Pshared * Pg)) if unit else 0.0
     if slope < 0:
         Pg = Pg - slope / float(xp.sum(Pshared * Pshared)) * Pshared
-    return xp.astype(Pg, dtype)
+    w: SameArray = xp.astype(Pg, dtype)
+    return w
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class KKTResiduals:
     equality : float
         ‖B w‖ over s.
     inequality : float
-        How negative the cosine-like ⟨ḡ, w⟩ / (‖ḡ‖ s) is.
+        How negative the cosine-like ⟨P ḡ, w⟩ / (‖P ḡ‖ s) is: of ḡ what B leaves free.
     dual : float
         How far a negative multiplier of the inequality moves the update: ‖μ P ḡ‖ over s.
     slackness : float
@@ -128,13 +127,12 @@ def kkt_residuals(w: Array, g: Array, shared: Array, B: Array) -> KKTResiduals:
     size = max(_length(xp, g), _length(xp, w)) or 1.0
     w, g = w / size, g / size
     moved, Pshared, unit = _project_both(xp, w - g, shared, B)
-    pull = 0.0  # the multiplier, as the length that it moves the update by
+    pull = along = 0.0  # the multiplier, as the length that it moves the update by; and P ḡ · w
     if unit:
         Pshared = Pshared / _length(xp, Pshared)
         pull = float(xp.sum(moved * Pshared))
         moved = moved - pull * Pshared
-    whole = _length(xp, shared)
-    along = float(xp.sum(shared / whole * w)) if whole else 0.0
+        along = float(xp.sum(Pshared * w))
     return KKTResiduals(
         stationarity=_length(xp, moved),
         equality=_length(xp, B @ w),
@@ -175,4 +173,17 @@ def _enter_all(**arrays: Array) -> tuple[Any, list[Array], Any]:
                 "all of them belong to the same N parameters"
             )
     wide = [_enter(name, x, x.ndim)[1] for name, x in arrays.items()]
+    _check_orthonormal(xp, wide[names.index("B")], values[0].dtype)
     return xp, wide, values[0].dtype
+
+
+def _check_orthonormal(xp: Any, B: Array, dtype: Any) -> None:
+    """Raise for rows that were not made orthonormal, whatever rounding has done to them since."""
+    products = B @ B.T
+    off = xp.abs(products - xp.eye(B.shape[0], dtype=B.dtype, device=device(B)))
+    worst = float(xp.max(off)) if B.shape[0] else 0.0
+    if worst > float(xp.finfo(dtype).eps) ** 0.5:
+        raise ValueError(
+            f"B has rows that are not orthonormal (B Bᵀ is {worst:.1g} off the identity): pass "
+            "gp.gram_schmidt(B) or gp.principal_components(B)"
+        )

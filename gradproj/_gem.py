@@ -31,6 +31,8 @@ class GEM(Method):
     strength : float
         The memory strength :math:`\gamma`. 0 is the problem as written. GEM's published runs use
         0.5: once a constraint is violated, at least half of every old task's gradient is added.
+        The update then jumps where a constraint begins to be violated, and where
+        :math:`g_i^\top g` is zero up to rounding, rounding decides.
 
     References
     ----------

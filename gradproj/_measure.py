@@ -6,8 +6,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from gradproj._arrays import Array, HostArray, device, enter, from_host, to_host
+from gradproj._arrays import (
+    Array,
+    HostArray,
+    SameArray,
+    device,
+    enter,
+    from_host,
+    has_float64,
+    to_host,
+    widened,
+)
 from gradproj._errors import NotFiniteError
 
 # Columns a block. One block of 20 float32 rows stays near the processor's second-level cache, and a
@@ -86,7 +97,7 @@ def measure(g: Array, G: Array, *, precise: bool = True) -> tuple[HostArray, Hos
     return C[0], h[0]
 
 
-def combine(g: Array, G: Array, c: HostArray, *, precise: bool = True) -> Array:
+def combine(g: SameArray, G: Array, c: npt.ArrayLike, *, precise: bool = True) -> SameArray:
     r"""Combine the gradients into the update.
 
     .. math:: w = g + G^\top c
@@ -99,7 +110,7 @@ def combine(g: Array, G: Array, c: HostArray, *, precise: bool = True) -> Array:
         Gradient of the new task.
     G : array (T, N)
         Gradients of the old tasks, one a row.
-    c : numpy.ndarray (T,)
+    c : array_like (T,)
         The coefficients that a method found.
     precise : bool
         Add up float32 gradients in float64 and round once: about twice the time, and needed where
@@ -124,20 +135,30 @@ def combine(g: Array, G: Array, c: HostArray, *, precise: bool = True) -> Array:
             f"c has shape {coefficients.shape}: it needs one coefficient a row of G, "
             f"({pair.G.shape[0]},)"
         )
-    return pair.leave(combine_layer(pair.xp, pair.g, pair.G, coefficients, precise))
+    if not np.isfinite(coefficients).all():
+        raise NotFiniteError("c holds NaN or infinity: check the inner products it comes from")
+    w: SameArray = pair.leave(combine_layer(pair.xp, pair.g, pair.G, coefficients, precise))
+    return w
 
 
 def measure_layers(
     xp: Any, g: list[Array], G: list[Array], precise: bool, labels: list[str]
 ) -> tuple[HostArray, HostArray, list[bool]]:
     """Measure layers of one T: C (L, T, T), h (L, T), and which layers needed float64."""
-    narrow = g[0].dtype != xp.float64
-    widened = [narrow and (precise or g_l.shape[0] <= _SMALL) for g_l in g]
     # Overflow is no accident here: it is looked for below.
     with np.errstate(over="ignore", invalid="ignore"):
-        blocks = [
-            _products(xp, g_l, G_l, wide) for g_l, G_l, wide in zip(g, G, widened, strict=True)
-        ]
+        C, h, wide = _measure_layers(xp, g, G, precise)
+    _check_finite(C, h, labels)
+    return C, h, wide
+
+
+def _measure_layers(
+    xp: Any, g: list[Array], G: list[Array], precise: bool
+) -> tuple[HostArray, HostArray, list[bool]]:
+    """Measure layers, again in float64 where squares leave the range of float32."""
+    narrow = g[0].dtype != xp.float64
+    wide = [narrow and (precise or g_l.shape[0] <= _SMALL) for g_l in g]
+    blocks = [_products(xp, g_l, G_l, wide_l) for g_l, G_l, wide_l in zip(g, G, wide, strict=True)]
     C, h = (stack_on_host(xp, parts) for parts in zip(*blocks, strict=True))
     squares = np.diagonal(C, axis1=1, axis2=2)
     products = np.abs(h).max(1, initial=0.0)
@@ -145,20 +166,21 @@ def measure_layers(
     # The usual case takes four comparisons; a NaN fails them.
     usual = squares.size and squares.min() > low and squares.max() < high
     if usual and products.min() > low and products.max() < high:
-        return C, h, widened
-    if narrow and not all(widened):
+        return C, h, wide
+    if narrow and not all(wide):
         safe = ((squares > low) & (squares < high)).all(1) & (products > low) & (products < high)
-        for layer in np.flatnonzero(~safe & ~np.asarray(widened)):
+        for layer in np.flatnonzero(~safe & ~np.asarray(wide)):
             if not _only_zeros(xp, g[layer], G[layer], squares[layer], products[layer]):
                 C[layer], h[layer] = map(to_host, _products(xp, g[layer], G[layer], True))
-                widened[layer] = True
-    _check_finite(C, h, labels)
-    return C, h, widened
+                wide[layer] = True
+    return C, h, wide
 
 
 def stack_on_host(xp: Any, parts: Sequence[Array]) -> HostArray:
     """Copy T-sized arrays, one a layer, to the host as one, so that a GPU is waited for once."""
-    return to_host(parts[0])[None] if len(parts) == 1 else to_host(xp.stack(parts))
+    if len(parts) == 1:
+        return to_host(parts[0])[None]
+    return np.stack(parts) if isinstance(parts[0], np.ndarray) else to_host(xp.stack(parts))
 
 
 def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> Array:
@@ -167,27 +189,37 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
         return xp.asarray(g, copy=True)
     precise = precise or bool(np.abs(c).max() > LARGEST_COEFFICIENT)
     if precise and g.dtype != xp.float64:
-        wide = xp.asarray(c, device=device(g))
-        parts = [
-            wide @ xp.astype(G[:, cut], xp.float64) + xp.astype(g[cut], xp.float64)
-            for cut in cuts(xp, *G.shape)
-        ]
-        return xp.astype(xp.concat(parts), g.dtype)
+        return _combined_in_float64(xp, g, G, c)
     # The product of a vector with a single row is oddly slow in BLAS.
     w = float(c[0]) * G[0, :] if len(c) == 1 else from_host(c, g) @ G
     w += g
     return w
 
 
+def _combined_in_float64(xp: Any, g: Array, G: Array, c: HostArray) -> Array:
+    """Return g + cᵀG, rounded once, block by block."""
+    if xp is np:
+        w = np.empty_like(g)
+        for cut in cuts(xp, *G.shape):
+            w[cut] = c @ G[:, cut].astype(np.float64) + g[cut]
+        return w
+    here = has_float64(xp, device(g))
+    wide = xp.asarray(c, device=device(g)) if here else c
+    parts = [wide @ widened(xp, G[:, cut]) + widened(xp, g[cut]) for cut in cuts(xp, *G.shape)]
+    if not here:
+        narrow = np.concatenate(parts).astype(np.float32)
+        return xp.asarray(narrow, dtype=g.dtype, device=device(g))
+    return xp.concat([xp.astype(part, g.dtype) for part in parts])
+
+
 def _products(xp: Any, g: Array, G: Array, precise: bool) -> tuple[Array, Array]:
-    """Return G Gᵀ and G g, float64, on the device of the gradients."""
+    """Return G Gᵀ and G g, float64, on the device of the gradients if it has float64."""
     C = h = None
     for cut in cuts(xp, *G.shape):
         rows, new = G[:, cut], g[cut]
         if precise:
-            rows, new = xp.astype(rows, xp.float64), xp.astype(new, xp.float64)
-        C_cut = xp.astype(_gram(xp, rows), xp.float64)
-        h_cut = xp.astype(rows @ new, xp.float64)
+            rows, new = widened(xp, rows), widened(xp, new)
+        C_cut, h_cut = widened(xp, _gram(xp, rows)), widened(xp, rows @ new)
         C, h = (C_cut, h_cut) if C is None else (C + C_cut, h + h_cut)
     return C, h
 

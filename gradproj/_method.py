@@ -49,10 +49,15 @@ class Solution:
     corrected: npt.NDArray[np.bool_] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        # One form, whatever a method of one's own returns: not every library takes the others.
+        coefficients = np.asarray(self.coefficients, dtype=np.float64, order="C")
+        object.__setattr__(self, "coefficients", coefficients)
         for name, dtype in (("rank", np.int64), ("multiplier", np.float64), ("corrected", bool)):
-            if getattr(self, name) is None:
-                nothing = np.zeros(self.coefficients.shape[:-1], dtype)
-                object.__setattr__(self, name, nothing)
+            value = getattr(self, name)
+            given = np.asarray(0 if value is None else value, dtype=dtype)
+            if given.shape != coefficients.shape[:-1]:
+                given = np.broadcast_to(given, coefficients.shape[:-1]).copy()
+            object.__setattr__(self, name, given)
 
     def __getitem__(self, layer: int) -> Solution:
         """Return one layer's part of a batch."""
@@ -107,6 +112,8 @@ class Method(ABC):
                 f"C has shape {C.shape} and h {h.shape}: they should be (T, T) and (T,), or "
                 "(L, T, T) and (L, T)"
             )
+        if not 0 <= tolerance < 1:
+            raise ValueError(f"tolerance={tolerance!r}: it should be a number from 0 to below 1")
         if not (np.isfinite(C).all() and np.isfinite(h).all()):
             raise NotFiniteError("C or h holds NaN or infinity: check the gradients they come from")
         if h.ndim == 1:
@@ -122,6 +129,9 @@ class Method(ABC):
     @abstractmethod
     def solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
         """Solve a batch of layers: what a method is.
+
+        A step may need two calls: layers whose inner products were formed in float32 have another
+        tolerance than the rest.
 
         Parameters
         ----------

@@ -64,8 +64,10 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
 
 def _solve_free(A: HostArray, q: HostArray, free: npt.NDArray[np.bool_]) -> HostArray:
     """Minimise over the free entries, the others being zero."""
-    u = np.zeros_like(q)
     some = np.flatnonzero(free)
-    if len(some):
-        u[some] = np.linalg.solve(A[np.ix_(some, some)], -q[some])
+    u = np.zeros_like(q)
+    if len(some) == len(q):
+        u[:] = np.linalg.solve(A, -q)
+    elif len(some):
+        u[some] = np.linalg.solve(A[some[:, None], some], -q[some])
     return u

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradproj._arrays import Array, Entered, HostArray, common_namespace, device, enter, from_host
+from gradproj._arrays import (
+    Array,
+    HostArray,
+    SameArray,
+    common_namespace,
+    device,
+    enter,
+    from_host,
+)
 from gradproj._decomposed import Decomposed
 from gradproj._errors import NotFiniteError
 from gradproj._measure import SAFE_SQUARE, combine_layer, cuts, measure_layers, stack_on_host
@@ -45,25 +53,29 @@ class Projection:
 
 @overload
 def project(
-    g: Array,
+    g: SameArray,
     G: Array,
     method: Method = ...,
     *,
     full_output: Literal[False] = ...,
     precise: bool = ...,
-) -> Array: ...
+) -> SameArray: ...
 @overload
 def project(
     g: Array, G: Array, method: Method = ..., *, full_output: Literal[True], precise: bool = ...
 ) -> Projection: ...
+@overload
 def project(
-    g: Array,
+    g: SameArray, G: Array, method: Method = ..., *, full_output: bool, precise: bool = ...
+) -> SameArray | Projection: ...
+def project(
+    g: SameArray,
     G: Array,
     method: Method = Decomposed(),  # noqa: B008 (frozen)
     *,
     full_output: bool = False,
     precise: bool = False,
-) -> Array | Projection:
+) -> SameArray | Projection:
     r"""Change the new gradient as little as the method's constraints allow.
 
     .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t. the constraints of the method on } G
@@ -102,7 +114,8 @@ def project(
     """
     updates, solution = _project([g], [G], method, precise, [""])
     if not full_output:
-        return updates[0]
+        update: SameArray = updates[0]
+        return update
     one = solution[0]
     return Projection(
         updates[0], one.coefficients, int(one.rank), float(one.multiplier), bool(one.corrected)
@@ -111,30 +124,39 @@ def project(
 
 @overload
 def project_layers(
-    g: Sequence[Array],
-    G: Sequence[Array],
+    g: Iterable[SameArray],
+    G: Iterable[Array],
     method: Method = ...,
     *,
     full_output: Literal[False] = ...,
     precise: bool = ...,
-) -> list[Array]: ...
+) -> list[SameArray]: ...
 @overload
 def project_layers(
-    g: Sequence[Array],
-    G: Sequence[Array],
+    g: Iterable[Array],
+    G: Iterable[Array],
     method: Method = ...,
     *,
     full_output: Literal[True],
     precise: bool = ...,
 ) -> Projection: ...
+@overload
 def project_layers(
-    g: Sequence[Array],
-    G: Sequence[Array],
+    g: Iterable[SameArray],
+    G: Iterable[Array],
+    method: Method = ...,
+    *,
+    full_output: bool,
+    precise: bool = ...,
+) -> list[SameArray] | Projection: ...
+def project_layers(
+    g: Iterable[SameArray],
+    G: Iterable[Array],
     method: Method = Decomposed(),  # noqa: B008 (frozen)
     *,
     full_output: bool = False,
     precise: bool = False,
-) -> list[Array] | Projection:
+) -> list[SameArray] | Projection:
     r"""Solve the problem of :func:`project` for each layer on its own.
 
     .. math:: \min_{w^{(l)}} \tfrac12 \|w^{(l)} - g^{(l)}\|^2
@@ -145,9 +167,9 @@ def project_layers(
 
     Parameters
     ----------
-    g : sequence of arrays (N_l,)
+    g : iterable of arrays (N_l,)
         Gradient of the new task, layer by layer.
-    G : sequence of arrays (T, N_l)
+    G : iterable of arrays (T, N_l)
         Gradients of the old tasks, layer by layer; views of one large buffer are fine.
     method, full_output, precise
         As in :func:`project`.
@@ -166,6 +188,7 @@ def project_layers(
     >>> gp.project_layers(g, G)
     [array([0.5, 0.5]), array([3.])]
     """
+    g, G = list(g), list(G)
     if len(g) != len(G):
         raise ValueError(f"g has {len(g)} layers and G has {len(G)}: they go in pairs")
     labels = [f"[{layer}]" for layer in range(len(g))]
@@ -184,7 +207,7 @@ def _project(
     if not isinstance(method, Method):
         raise TypeError(f"method is {method!r}: pass a method, for example gp.GEM()")
     layers = [enter(g_l, G_l, label) for g_l, G_l, label in zip(g, G, labels, strict=True)]
-    _check_alike(layers, labels)
+    _check_alike(g, G, labels)
     T = layers[0].G.shape[0] if layers else 0
     if T == 0:
         for layer, label in zip(layers, labels, strict=True):
@@ -195,7 +218,6 @@ def _project(
 
     xp = layers[0].xp
     new, old = [layer.g for layer in layers], [layer.G for layer in layers]
-    exact = precise or new[0].dtype == xp.float64
     # A sum of float32 gradients is rounded before it is measured, against what `precise` promises.
     summed = T > 1 and not (precise and new[0].dtype != xp.float64)
     reduced = method._reduce(T) if summed else None
@@ -209,9 +231,10 @@ def _project(
             measure_layers(xp, new, old, precise, labels)  # names the old task that it comes from
         raise
     if weighed is not None and _cancels(xp, [longest for _, longest in weighed], C):
+        # In float64: what is left of sums that nearly cancel is what float32 products would lose.
         weights, inner, rows = None, method, old
-        C, h, widened = measure_layers(xp, new, rows, precise, labels)
-    solution = solve_checked(inner, C, h, TOLERANCE_64 if exact else TOLERANCE_32)
+        C, h, widened = measure_layers(xp, new, rows, True, labels)
+    solution = _solve(inner, C, h, [wide or new[0].dtype == xp.float64 for wide in widened])
     updates = [
         layer.leave(combine_layer(xp, layer.g, G_l, c, wide))
         for layer, G_l, c, wide in zip(layers, rows, solution.coefficients, widened, strict=True)
@@ -221,15 +244,32 @@ def _project(
     return updates, replace(solution, coefficients=solution.coefficients @ weights)
 
 
-def _check_alike(layers: Sequence[Entered], labels: list[str]) -> None:
+def _check_alike(g: Sequence[Array], G: Sequence[Array], labels: list[str]) -> None:
     """Raise unless all layers agree in library, dtype, device and number of old tasks."""
-    for layer, label in zip(layers[1:], labels[1:], strict=True):
-        common_namespace((f"g{labels[0]}", f"g{label}"), (layers[0].g, layer.g))
-        if layer.G.shape[0] != layers[0].G.shape[0]:
+    for g_l, G_l, label in zip(g[1:], G[1:], labels[1:], strict=True):
+        common_namespace((f"g{labels[0]}", f"g{label}"), (g[0], g_l))
+        if G_l.shape[0] != G[0].shape[0]:
             raise ValueError(
-                f"G{label} has {layer.G.shape[0]} rows and G{labels[0]} has "
-                f"{layers[0].G.shape[0]}: every layer has one row an old task"
+                f"G{label} has {G_l.shape[0]} rows and G{labels[0]} has {G[0].shape[0]}: "
+                "every layer has one row an old task"
             )
+
+
+def _solve(method: Method, C: HostArray, h: HostArray, exact: Sequence[bool]) -> Solution:
+    """Solve all layers, each with the tolerance of its inner products: two batches at most."""
+    if all(exact) or not any(exact):
+        return solve_checked(method, C, h, TOLERANCE_64 if all(exact) else TOLERANCE_32)
+    fine = np.asarray(exact)
+    parts = (
+        solve_checked(method, C[fine], h[fine], TOLERANCE_64),
+        solve_checked(method, C[~fine], h[~fine], TOLERANCE_32),
+    )
+    back = np.argsort(np.argsort(~fine, kind="stable"))
+    joined = (
+        np.concatenate([getattr(part, field.name) for part in parts])[back]
+        for field in fields(Solution)
+    )
+    return Solution(*joined)
 
 
 def _weigh(xp: Any, rows: Array, weights: HostArray) -> tuple[Array, Array | None]:

@@ -78,7 +78,8 @@ def project_gradients(
         flat_old.append(G)
     updates: list[Tensor | None] = [None] * len(new)
     for group, w in zip(groups, gp.project_layers(flat_new, flat_old, method), strict=True):
-        for i, part in zip(group, w.split([filled[i].numel() for i in group]), strict=True):
+        sizes = [filled[i].numel() for i in group]
+        for i, part in zip(group, torch.split(w, sizes), strict=True):
             updates[i] = part.view(filled[i].shape)
     return cast("list[Gradient]", updates)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support import zoo
+from support import backends, zoo
 
 import gradproj as gp
 
@@ -20,6 +20,13 @@ g, G = np.ones(3), np.ones((2, 3))
         (g, g, ValueError, r"G has shape \(3,\): it should be a matrix with one gradient a row"),
         (g, np.ones((2, 4)), ValueError, r"G has 4 columns and g has 3 entries: the rows of G"),
         (g, G.astype(np.float32), TypeError, r"g has dtype float64 and G float32: cast both"),
+        (
+            np.ma.masked_array(g),
+            G,
+            TypeError,
+            r"g is a masked array: fill it first",
+        ),
+        (g, G.astype(">f8"), TypeError, r"G has dtype >f8 in another byte order than this mach"),
     ],
 )
 def test_wrong_arrays(new, old, error, message):
@@ -45,6 +52,37 @@ def test_recorded_tensors():
     torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match=r"g requires grad: pass g\.detach\(\)"):
         gp.project(torch.ones(3, requires_grad=True), torch.ones(2, 3))
+
+
+def test_tensors_without_dense_numbers():
+    torch = pytest.importorskip("torch")
+    new = torch.ones(3)
+    with pytest.raises(TypeError, match=r"G has layout torch\.sparse_coo: pass G\.to_dense\(\)"):
+        gp.project(new, torch.ones(2, 3).to_sparse())
+    with pytest.raises(ValueError, match="g is on the meta device and has no numbers: load it"):
+        gp.project(new.to("meta"), torch.ones(2, 3))
+
+
+def test_a_dtype_that_numpy_has_from_elsewhere():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    with pytest.raises(TypeError, match="g has dtype bfloat16: gradients are real floating-point"):
+        gp.project(g.astype(ml_dtypes.bfloat16), G)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.filterwarnings("error")
+def test_infinities_that_meet_are_an_error_and_no_warning(dtype):
+    new, old = np.ones(2000, dtype), np.ones((3, 2000), dtype)
+    new[:2] = np.inf, -np.inf
+    with pytest.raises(gp.NotFiniteError, match=r"^g holds NaN"):
+        gp.project(new, old)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_update_that_does_not_fit_is_an_error():
+    new, old = np.asarray([60000, -60000], np.float16), np.asarray([[60000, 10]], np.float16)
+    with pytest.raises(gp.NotFiniteError, match="the update does not fit into float16: skip"):
+        gp.project(new, old, gp.Decomposed(strength=1.0))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -88,7 +126,14 @@ def test_layers_that_do_not_go_together():
         gp.project_layers([g, g[:2]], [G, G])
     with pytest.raises(TypeError, match=r"g\[0\] has dtype float64 and g\[1\] float32"):
         gp.project_layers([g, g.astype(np.float32)], [G, G.astype(np.float32)])
+    with pytest.raises(TypeError, match=r"g\[0\] has dtype float16 and g\[1\] float64"):
+        gp.project_layers([g.astype(np.float16), g], [G.astype(np.float16), G])
     assert gp.project_layers([], []) == []
+
+
+def test_layers_may_come_from_generators():
+    both = gp.project_layers((x for x in (g, g)), (x for x in (-G, G)))
+    assert [w.tolist() for w in both] == [w.tolist() for w in gp.project_layers([g, g], [-G, G])]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +188,23 @@ def test_a_method_of_ones_own_that_answers_wrongly(answer, error, message):
         Own().solve(np.eye(2), np.ones(2))
 
 
+@pytest.mark.parametrize("library", ["numpy", "strict", "torch"])
+@pytest.mark.parametrize(
+    "form", [lambda c: c.astype(int), lambda c: c.astype("f4")[:, ::-1], lambda c: c.tolist()]
+)
+def test_a_method_of_ones_own_may_answer_in_any_form(library, form):
+    class Own(gp.Method):
+        def solve_layers(self, C, h, tolerance):
+            del C, tolerance
+            return gp.Solution(form(np.ones(h.shape)), rank=3)
+
+    backend = backends.get(library)
+    new, old = (backend.array(x.astype(np.float32)) for x in (g, G))
+    found = gp.project(new, old, Own(), full_output=True)
+    assert backend.numpy(found.update).tolist() == [3.0, 3.0, 3.0]
+    assert found.rank == 3
+
+
 @pytest.mark.parametrize("method", [gp.Decomposed(), gp.Decomposed(rank=0), gp.AGEM()], ids=repr)
 def test_the_row_that_is_not_finite_is_named(method):
     old = np.ones((4, 3))
@@ -158,6 +220,11 @@ def test_wrong_steps():
         gp.GEM().solve(np.eye(2), np.asarray([1.0, np.nan]))
     with pytest.raises(ValueError, match=r"c has shape \(3,\): it needs one coefficient a row"):
         gp.combine(g, G, np.ones(3))
+    with pytest.raises(gp.NotFiniteError, match="c holds NaN or infinity: check the inner"):
+        gp.combine(g, G, [1.0, np.nan])
+    for tolerance in (-1.0, np.nan, 1.0):
+        with pytest.raises(ValueError, match=f"tolerance={tolerance}: it should be a number from"):
+            gp.GEM().solve(np.eye(2), np.ones(2), tolerance=tolerance)
 
 
 def test_explicit_road():
@@ -168,6 +235,14 @@ def test_explicit_road():
     for k in (-1, "3", 1.5, True):
         with pytest.raises(ValueError, match=f"k={k!r}: it should be None, an integer from 0 on"):
             gp.principal_components(G, k)
+    for name in ("tolerance", "scale"):
+        for value in (-1.0, np.nan, np.inf):
+            with pytest.raises(ValueError, match=f"{name}={value}: it should be a finite number"):
+                gp.gram_schmidt(G, **{name: value})
+    with pytest.raises(gp.NotFiniteError, match="G holds numbers too large to be added up"):
+        gp.decompose(np.full((2, 2), 1.5e308))
+    with pytest.raises(ValueError, match=r"B has rows that are not orthonormal \(B Bᵀ is 3 off"):
+        gp.solve(g, g, G)
     with pytest.raises(ValueError, match=r"B is 2 long and g 3: all of them belong to the same N"):
         gp.solve(g, g, G[:, :2])
     with pytest.raises(ValueError, match=r"B has shape \(3,\): it should be a matrix"):

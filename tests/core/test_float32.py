@@ -54,3 +54,49 @@ def test_coefficients_beyond_float32_do_not_overflow(method, large, small, N):
     C, h = gp.measure(g, G)
     w = gp.combine(g, G, method.coefficients(C, h), precise=False)
     assert off(w.astype(float), expected, g.astype(float)) < 1e-3
+
+
+@pytest.mark.parametrize(("T", "N"), [(10, 10), (20, 20), (20, 10), (4, 1000)])
+@pytest.mark.parametrize("method", [gp.Decomposed(), gp.GEM()], ids=repr)
+def test_small_layers_are_solved_as_exactly_as_they_are_measured(method, T, N):
+    # Beside a large one, whose products are of float32: each layer has its own tolerance.
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        shapes = [(T, 2000), (T, N), (T, 3000), (T, N)]
+        old = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+        new = [rng.standard_normal(N).astype(np.float32) for _, N in shapes]
+        found = gp.project_layers(new, old, method, full_output=True)
+        wide = [x.astype(float) for x in new], [x.astype(float) for x in old]
+        expected = gp.project_layers(*wide, method, full_output=True)
+        for layer in (1, 3):
+            assert off(found.update[layer], expected.update[layer], new[layer]) < 1e-6
+        for layer in (0, 2):
+            assert off(found.update[layer], expected.update[layer], new[layer]) < 1e-4
+        np.testing.assert_array_equal(found.rank, expected.rank)
+        np.testing.assert_allclose(found.multiplier, expected.multiplier, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("d", [1e-2, 3.2e-3, 3e-3, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize("method", [gp.Decomposed(rank=0), gp.AGEM()], ids=repr)
+def test_a_mean_that_nearly_cancels_is_followed_while_it_can_be_told(method, d):
+    rng = np.random.default_rng(0)
+    a, p, r = rng.standard_normal((3, 5000))
+    G = np.stack([a, -a + 2 * d * p]).astype(np.float32)
+    g = (-3 * p + r).astype(np.float32)
+    expected = gp.project(g.astype(float), G.astype(float), method)
+    assert off(gp.project(g, G, method), expected, g) < 2e-5
+
+
+@pytest.mark.parametrize("call", [gp.project, gp.combine])
+def test_precise_takes_no_more_memory_than_its_result(call):
+    import tracemalloc
+
+    T, N = 4, 1_000_000
+    G = np.random.default_rng(0).standard_normal((T, N), dtype=np.float32)
+    g, c = -G.mean(0), np.ones(T)
+    arguments = (g, G, c) if call is gp.combine else (g, G)
+    tracemalloc.start()
+    call(*arguments, precise=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * N * 1.5

@@ -190,3 +190,12 @@ def test_named_matrices(name, seed):
     result = gp.project(g, G, gp.GEM(), full_output=True)
     assert_kkt_gem(result.update, g, G, result.coefficients, 0.0, TIGHT)
     assert np.linalg.norm(gp.project(g, G)) <= np.linalg.norm(g) * (1 + 1e-12)
+
+
+def test_the_judge_sees_what_a_basis_leaves_of_the_shared_gradient():
+    # ḡ is nearly in the span of B: what is free of it is short, and it decides all the same.
+    shared, B, g = np.asarray([1.0, 1e-8, 0.0]), np.asarray([[1.0, 0.0, 0.0]]), np.eye(3)[1]
+    assert gp.kkt_residuals(6 * g, g, shared, B).worst > 0.1
+    assert gp.kkt_residuals(-g, -g, shared, B).worst > 0.1
+    for new in (g, -g):
+        assert gp.kkt_residuals(gp.solve(new, shared, B), new, shared, B).worst < TIGHT
