@@ -112,7 +112,14 @@ def by_least_squares(g: np.ndarray, shared: np.ndarray, rows: np.ndarray) -> np.
 
 
 def gem_by_least_squares(g: np.ndarray, G: np.ndarray) -> np.ndarray:
-    """Solve GEM's problem with SciPy's nonnegative least squares on the N×T dual."""
+    """Solve GEM's problem with SciPy's least squares on the N×T dual: the shortest of two answers.
+
+    Either solver alone fails at times: `nnls` where gradients are nearly parallel, with negative
+    multipliers, and the bounded one where they are opposite, far from the optimum.
+    """
     scale = np.linalg.norm(g) or 1.0
     A = np.stack([r / (np.linalg.norm(r) or 1.0) for r in G], axis=1)
-    return g + scale * (A @ nnls(A, -g / scale, maxiter=1000)[0])
+    bounded = lsq_linear(A, -g / scale, (0, np.inf), method="bvls", tol=1e-15, max_iter=1000)
+    multipliers = (nnls(A, -g / scale, maxiter=1000)[0], bounded.x)
+    found = [g + scale * (A @ np.maximum(v, 0.0)) for v in multipliers]
+    return min(found, key=np.linalg.norm)
