@@ -87,12 +87,12 @@ class GDumb(Learner):
     def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
         """Warm up at a tenth of the rate, then cosines of 1, 2, 4, … passes."""
         high, low = self.config.lr, self.options.least_rate
-        if epoch < 2:
-            self.set_rate(high / 10 if epoch == 0 else high)
+        if epoch == 0:
+            self.set_rate(high / 10)
             return
-        # Cosines of 1, 2, 4, … passes start at passes 0, 1, 3, 7, … counted from here.
-        cycle = int(math.log2(epoch - 2 + 1))
-        done = (epoch - 2 + 1 - 2**cycle) / 2**cycle
+        # A cosine of 2ⁿ passes starts at pass 2ⁿ.
+        cycle = int(math.log2(epoch))
+        done = (epoch - 2**cycle) / 2**cycle
         self.set_rate(low + (high - low) * (1 + math.cos(math.pi * done)) / 2)
 
     def observe(self, task: Task, *batch: Tensor) -> Step:

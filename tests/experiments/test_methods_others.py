@@ -258,14 +258,20 @@ def test_gdumb_learns_from_its_memory_alone_with_fresh_weights():
     close(weights(learner), start - LR * g)
 
 
-def test_gdumb_rates_warm_up_and_restart():
-    learner = toy_learner("gdumb", lr=1.0, options={"least_rate": 0.0})
-    rates = []
-    for epoch in range(9):
-        learner.begin_epoch(learner.stream.tasks[0], Phase("learn", 9, 1), epoch)
-        rates.append(round(learner.optimizer.param_groups[0]["lr"], 6))
-    root = round((1 + math.sqrt(0.5)) / 2, 6)
-    assert rates == [0.1, 1.0, 1.0, 1.0, 0.5, 1.0, root, 0.5, round(1 - root, 6)]
+def test_gdumb_rates_warm_up_then_follow_the_published_schedule():
+    learner = toy_learner("gdumb", lr=1.0, options={"least_rate": 0.05})
+    published = torch.optim.SGD(learner.model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(
+        published, T_0=1, T_mult=2, eta_min=0.05
+    )
+    rates, wanted = [], [0.1]
+    for epoch in range(20):
+        learner.begin_epoch(learner.stream.tasks[0], Phase("learn", 20, 1), epoch)
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+        wanted.append(schedule.get_last_lr()[0])
+        published.step()
+        schedule.step()
+    assert rates == pytest.approx(wanted[:20])
 
 
 def test_gdumb_at_the_end_only_has_nothing_to_show_before():
