@@ -22,7 +22,7 @@ def is_own(name: str) -> bool:
 
 
 def load_object(path: str, argument: str) -> Any:
-    """Import `module:object`; modules in the current folder are found too.
+    """Import `module:object`; modules in the current folder are found too, from then on.
 
     It runs that module's code, so it is for names that a person typed, not for names read from
     files that anybody may have written.
@@ -33,7 +33,11 @@ def load_object(path: str, argument: str) -> Any:
     3.141592653589793
     """
     module, _, name = path.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
+    folder = str(Path.cwd())
+    # It stays there: that code may import more while it runs, and processes that are started
+    # later are told of the path before they are handed its objects.
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -41,5 +45,3 @@ def load_object(path: str, argument: str) -> Any:
             f"{argument} {path!r} cannot be loaded: {error}; write module:object, with the "
             "module installed or in this folder"
         ) from error
-    finally:
-        sys.path.pop(0)

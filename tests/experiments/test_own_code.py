@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,30 @@ def shallow(outputs, input_shape, width=4):
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, width), nn.ReLU(), nn.Linear(width, outputs))
 """  # noqa: E501
 
+METHOD = """
+from dataclasses import dataclass
+
+from gradproj.experiments.learner import Learner
+
+@dataclass(frozen=True)
+class Options:
+    times: int = 1
+
+class Careful(Learner):
+    name = "careful"
+    Options = Options
+
+    def observe(self, task, *batch):
+        from own_helper import repeat
+        return repeat(self.options.times, lambda: super(Careful, self).observe(task, *batch))
+"""
+HELPER = """
+def repeat(times, act):
+    for _ in range(times):
+        step = act()
+    return step
+"""
+
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
@@ -33,6 +58,7 @@ def own(tmp_path, monkeypatch):
     shutil.copy(EXAMPLE, folder)
     (folder / "own_network.py").write_text(NETWORK)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # which loading adds to
     return folder
 
 
@@ -94,13 +120,20 @@ def test_what_cannot_be_used_is_refused(name, message):
         methods.find(name)
 
 
-def test_the_path_is_left_as_it_was(own):
-    import sys
+def test_the_folder_is_put_on_the_path_once(own):
+    for _ in range(2):
+        loading.load_object("own_network:shallow", "network")
+    assert sys.path.count(str(own)) == 1
 
-    before = list(sys.path)
-    loading.load_object("own_network:shallow", "network")
-    assert sys.path == before
-    assert str(own) not in sys.path
+
+@pytest.mark.parametrize("seeds", [["0"], ["0", "1"]])
+def test_a_method_may_have_options_and_import_a_neighbour_while_it_runs(own, seeds):
+    (own / "own_options.py").write_text(METHOD)
+    (own / "own_helper.py").write_text(HELPER)
+    arguments = ["--benchmark", "permuted-digits", "--method", "own_options:Careful"]
+    arguments += ["--seeds", *seeds, "--jobs", "2", "--set", *QUICK, "options.times=2"]
+    assert cli.main(["run", *arguments]) == 0
+    assert len(list((own / "runs").rglob("result.json"))) == len(seeds)
 
 
 @pytest.mark.parametrize(
@@ -115,5 +148,5 @@ def test_a_network_that_will_not_do_is_refused_before_training(own, preset, body
     source = f"from torch import nn\ndef make(outputs, input_shape, head=''):\n    return {body}\n"
     module = f"bad_{preset.replace('/', '_').replace('-', '_')}"  # each is imported but once
     (own / f"{module}.py").write_text(source)
-    assert cli.main(["run", preset, "--set", f"network={module}:make"]) == 1
+    assert cli.main(["run", preset, "--set", f"network={module}:make"]) == 2
     assert message in " ".join(capsys.readouterr().out.split())
