@@ -157,10 +157,10 @@ class Run:
         place: tuple[int, int],
     ) -> None:
         at = self.position
-        steps = math.ceil(len(order) / phase.batch)
-        while at.step < steps:
+        batches = _batches(order, phase.batch)
+        while at.step < len(batches):
             start = time.perf_counter()
-            rows = order[at.step * phase.batch : (at.step + 1) * phase.batch].to(self.device)
+            rows = batches[at.step].to(self.device)
             self.learner.model.train()
             step = self.learner.observe(task, *(t[rows] for t in tensors))
             if self.average is not None:
@@ -168,7 +168,7 @@ class Run:
             seconds = time.perf_counter() - start
             at.step, at.total = at.step + 1, at.total + 1
             self.record.train_seconds += seconds
-            done = (at.epoch + at.step / steps) / phase.epochs
+            done = (at.epoch + at.step / len(batches)) / phase.epochs
             self._log(task, phase, step, seconds, (place[0] + done) / place[1])
             self._maybe_checkpoint()
 
@@ -280,6 +280,17 @@ class Run:
     def _tell(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
+
+
+def _batches(order: Tensor, size: int) -> list[Tensor]:
+    """Cut an order of samples into batches; one sample left over joins the batch before.
+
+    Batch normalisation cannot be trained on a single vector.
+    """
+    batches = list(order.split(size))
+    if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
 
 
 def _averaged(learner: Learner, decay: float) -> AveragedModel | None:
