@@ -19,6 +19,15 @@ from gradproj.experiments.storage import fitting
 
 __all__ = ["configure", "execute", "make_jobs", "parse_changes"]
 
+# A run would be stored and reported under the name of another.
+NAMING = {
+    "seed": "all runs would have one seed: use --seeds {}",
+    "benchmark": "use --benchmark with --method, or another preset",
+    "method": "use --method with --benchmark, or another preset",
+    "preset": "name the preset before the options",
+    "version": "it is that of the layout of config.json",
+}
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -137,13 +146,12 @@ def make_jobs(
 
 
 def parse_changes(overrides: Sequence[str]) -> dict[str, Any]:
-    """Read what --set changes in all runs; their seeds are not among it."""
+    """Read what --set changes in all runs; what names a run is not among it."""
     changes = parse_overrides(overrides)
-    if "seed" in changes:
-        raise ConfigError(
-            f"--set seed={changes['seed']} would give all runs one seed; "
-            f"use --seeds {changes['seed']}"
-        )
+    for key, cure in NAMING.items():
+        if key in changes:
+            value = changes[key]
+            raise ConfigError(f"--set {key}={value} cannot be set; {cure.format(value)}")
     return changes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from gradproj.experiments.report.collect import TUNING, RunRecord, collect
 from gradproj.experiments.report.content import build
 from gradproj.experiments.report.markdown import render
-from gradproj.experiments.report.naming import name_of
+from gradproj.experiments.report.naming import fingerprint, name_of
 from gradproj.experiments.report.notes import FILE, read_notes
 from gradproj.experiments.storage import fitting, write_atomically
 
@@ -30,16 +30,33 @@ ABOUT_TUNING = (
 
 
 def export(runs: Iterable[RunRecord], folder: Path) -> list[Path]:
-    """Write the finished runs to `folder`, as benchmark/entry/seed-N.json."""
-    written = []
+    """Write the finished runs to `folder`, as benchmark/entry/seed-N.json.
+
+    Raises
+    ------
+    ValueError
+        If two runs of different configurations have one name; nothing is written then.
+    """
+    kept: dict[Path, RunRecord] = {}
     for run in runs:
         if run.finished:
-            series, _, entry = str(name_of(run.config)).partition("/")
-            path = folder / series / fitting(entry.replace("/", "_")) / f"seed-{run.seed}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, to_json(run).encode())
-            written.append(path)
-    return written
+            path = folder / _place(run)
+            other = kept.setdefault(path, run)
+            if fingerprint(other.config) != fingerprint(run.config):
+                raise ValueError(
+                    f"{other.source} and {run.source} differ and would both be kept as {path}; "
+                    "leave one of them out"
+                )
+            kept[path] = run
+    for path, run in kept.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, to_json(run).encode())
+    return list(kept)
+
+
+def _place(run: RunRecord) -> Path:
+    series, _, entry = str(name_of(run.config)).partition("/")
+    return Path(series, fitting(entry.replace("/", "_")), f"seed-{run.seed}.json")
 
 
 def to_json(run: RunRecord) -> str:
