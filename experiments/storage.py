@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 from gradproj.experiments.config import RunConfig
 from gradproj.experiments.schema import ConfigError
 
-__all__ = ["RunError", "RunFolder", "StepLog", "describe_environment", "fitting",
-           "write_atomically"]  # fmt: skip
+__all__ = ["RunError", "RunFolder", "StepLog", "describe_environment", "fitting", "from_bytes",
+           "to_bytes", "write_atomically"]  # fmt: skip
 
 
 class RunError(ValueError):
@@ -44,6 +44,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def to_bytes(value: Any) -> bytes:
+    """Write what a checkpoint holds."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(content: bytes) -> Any:
+    """Read what a checkpoint holds; nothing in it is executed."""
+    return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
 
 
 def fitting(name: str) -> str:
@@ -139,18 +151,14 @@ class RunFolder:
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Replace the checkpoint."""
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        write_atomically(self.checkpoint, buffer.getvalue())
+        write_atomically(self.checkpoint, to_bytes(dict(state)))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """Read the checkpoint, if there is one; nothing in it is executed."""
         if not self.checkpoint.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(
-                self.checkpoint, weights_only=True, map_location="cpu"
-            )
+            state: dict[str, Any] = from_bytes(self.checkpoint.read_bytes())
         except Exception as error:
             # A damaged file may raise anything, and torch's advice is to read it unsafely.
             raise RunError(

@@ -22,7 +22,14 @@ from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.record import Record
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.signals import deferred_signals, never
-from gradproj.experiments.storage import RunError, RunFolder, StepLog, describe_environment
+from gradproj.experiments.storage import (
+    RunError,
+    RunFolder,
+    StepLog,
+    describe_environment,
+    from_bytes,
+    to_bytes,
+)
 from gradproj.experiments.streams import Stream, Task
 
 __all__ = ["Interrupted", "Run"]
@@ -79,12 +86,14 @@ class Run:
         self.checkpoint_seconds = 60.0
         self.should_stop: Callable[[], bool] = never
         self.learner: Learner = kind(Setup(config, stream, self.device, data_dir))
+        _check_saved(self.learner)
         self.average = _averaged(self.learner, config.ema)
         self.order = rng.generator(config.seed, "order")
         self.position = Position()
         self.record = Record()
         self._loss: Tensor | float = math.nan
         self._stop = False
+        self._readable = False
 
     def execute(self) -> dict[str, Any]:
         """Train to the end, from the checkpoint if there is one, and return the result."""
@@ -235,11 +244,13 @@ class Run:
             raise Interrupted(f"stopped; {self.store.path} can be continued with --resume")
 
     def _checkpoint(self) -> None:
-        offset = self.log.flush()
+        offset, learner = self.log.flush(), self.learner.state_dict()
+        if not self._readable:
+            self._check_readable(learner)
         self.store.save_checkpoint(
             {
                 "config": self.config.to_json(),
-                "learner": self.learner.state_dict(),
+                "learner": learner,
                 "average": None if self.average is None else self.average.state_dict(),
                 "position": dict(vars(self.position)),
                 "record": asdict(self.record),
@@ -249,6 +260,20 @@ class Run:
             }
         )
         self._saved_at = time.monotonic()
+
+    def _check_readable(self, learner: dict[str, Any]) -> None:
+        """Raise now for what could be written but not read: found on resuming, the run is lost."""
+        for name, value in learner.items():
+            try:
+                from_bytes(to_bytes(value))
+            except Exception as error:
+                # Whatever pickling raises, it does not say whose value it was.
+                raise RunError(
+                    f"saved: {name!r} of method '{self.config.method}', a {type(value).__name__}, "
+                    f"cannot be read back from a checkpoint ({type(error).__name__}); use tensors "
+                    "and plain values, or lists and dicts of them"
+                ) from error
+        self._readable = True
 
     def _restored(self, state: dict[str, Any]) -> int:
         """Go back to a checkpoint; raise if it is not one of this run."""
@@ -280,6 +305,15 @@ class Run:
     def _tell(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
+
+
+def _check_saved(learner: Learner) -> None:
+    for name in learner.saved:
+        if not hasattr(learner, name):
+            raise ConfigError(
+                f"saved: method '{learner.config.method}' lists {name!r} and has no such "
+                "attribute; set it in __init__, or take it off the list"
+            )
 
 
 def _batches(order: Tensor, size: int) -> list[Tensor]:

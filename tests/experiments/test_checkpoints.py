@@ -1,0 +1,53 @@
+"""What a method of one's own keeps in a checkpoint."""
+
+import numpy as np
+import pytest
+
+from gradproj.experiments import methods
+from gradproj.experiments.config import resolve
+from gradproj.experiments.learner import Learner
+from gradproj.experiments.runner import Interrupted, run
+from gradproj.experiments.schema import ConfigError
+from gradproj.experiments.storage import RunError
+
+QUICK = {
+    "benchmark": "permuted-digits",
+    "method": "single",
+    "stream": {"tasks": 2, "samples": 20},
+    "network_options": {"hidden": [4]},
+}
+
+
+@pytest.fixture
+def keeping(monkeypatch):
+    """Let the method `single` keep one more value, if it is given one."""
+
+    def keep(**values):
+        kind = methods.find("single")
+        monkeypatch.setattr(kind, "saved", (*Learner.saved, "extra"))
+        for name, value in values.items():
+            monkeypatch.setattr(kind, name, value, raising=False)
+
+    return keep
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), {"a": [np.zeros(3)]}, lambda: 0])
+def test_what_could_not_be_read_back_is_refused_at_the_first_checkpoint(value, keeping, tmp_path):
+    keeping(extra=value)
+    with pytest.raises(RunError, match=r"saved: 'extra' of method 'single', a .* use tensors and"):
+        run(resolve(QUICK), tmp_path, checkpoint_seconds=0.0)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_plain_values_are_taken(keeping, tmp_path):
+    keeping(extra={"a": [1, 2.5, None, "b", (3, True)]})
+    with pytest.raises(Interrupted):
+        run(resolve(QUICK), tmp_path, should_stop=lambda: True)
+    assert run(resolve(QUICK), tmp_path, resume=True)
+
+
+def test_a_saved_attribute_that_is_not_there_is_named_before_the_run(keeping, tmp_path):
+    keeping()
+    with pytest.raises(ConfigError, match="lists 'extra' and has no such attribute; set it in"):
+        run(resolve(QUICK), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
