@@ -121,7 +121,7 @@ class GDumb(Learner):
             return
         if len(self.labels) >= self.size:
             self._make_room()
-        self.images.append(image)
+        self.images.append(image.clone())  # or the whole batch would be kept with it, and saved
         self.labels.append(label)
         self.numbers.append(number)
         self.counts[number, label] = mine + 1

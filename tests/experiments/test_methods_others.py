@@ -274,6 +274,14 @@ def test_gdumb_rates_warm_up_then_follow_the_published_schedule():
     assert rates == pytest.approx(wanted[:20])
 
 
+def test_gdumb_keeps_no_more_than_its_images():
+    learner = toy_learner("gdumb", memory={"per_task": 1})
+    task, x, y = begin(learner, 0)
+    learner.observe(task, x, y)
+    sizes = {image.untyped_storage().nbytes() for image in learner.images}
+    assert sizes == {x[0].nbytes}
+
+
 def test_gdumb_at_the_end_only_has_nothing_to_show_before():
     learner = toy_learner("gdumb", options={"every_task": False})
     begin(learner, 0)
