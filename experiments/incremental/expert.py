@@ -24,6 +24,7 @@ class ExpertLearner(IncrementalLearner):
     unsure about everything else that it is shown.
     """
 
+    averages = False
     saved = (*IncrementalLearner.saved, "expert", "expert_optimizer")
 
     def __init__(self, setup: Setup) -> None:

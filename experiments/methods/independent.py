@@ -26,6 +26,7 @@ class Independent(Learner):
     """A network of its own for each task, of a fraction of the width."""
 
     name = "independent"
+    averages = False
     Options = Options
 
     def build_model(self) -> nn.Module:

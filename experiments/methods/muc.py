@@ -65,6 +65,7 @@ class MUC(IncrementalLearner):
     """No exemplars: distils the main head and side heads that were taught to disagree."""
 
     name = "muc"
+    averages = False
     Options = Options
     rehearses = False
 

@@ -429,9 +429,10 @@ def test_a_checkpoint_of_something_else_is_refused(state, reason, tmp_path):
         run(resolve(QUICK), tmp_path, resume=True)
 
 
-@pytest.mark.parametrize("method", ["gdumb", "joint"])
-def test_methods_that_start_over_have_no_averaged_weights(method, tmp_path):
-    values = {**QUICK, "method": method, "ema": 0.9}
+@pytest.mark.parametrize("method", ["gdumb", "joint", "independent", "muc", "gd", "dr"])
+def test_methods_not_trained_in_every_step_have_no_averaged_weights(method, tmp_path):
+    stream = {"tasks": 5, "scenario": methods.find(method).scenarios[0]}
+    values = {**SPLIT, "method": method, "stream": stream, "ema": 0.9}
     with pytest.raises(ConfigError, match=f"ema=0.9: method '{method}' cannot be evaluated with"):
         run(resolve(values), tmp_path / "run")
     assert not (tmp_path / "run").exists()
