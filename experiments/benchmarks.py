@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from gradproj.experiments.data import Dataset, load
+from gradproj.experiments.loading import is_own, load_object
 from gradproj.experiments.schema import nearest
 from gradproj.experiments.streams import Stream, permuted, rotated, split
 
-__all__ = ["BENCHMARKS", "Benchmark", "build", "check_options"]
+__all__ = ["BENCHMARKS", "Benchmark", "build", "check_options", "is_own_benchmark"]
 
 _BUILDERS: dict[str, Callable[..., Stream]] = {
     "permuted": permuted,
@@ -75,7 +76,9 @@ def build(
     ----------
     name : str
         A key of `BENCHMARKS`; or "split:CLASS", "permuted:CLASS", "rotated:CLASS" with a data set
-        class of torchvision ("split:SVHN"); or "split", "permuted", "rotated" with `dataset`.
+        class of torchvision ("split:SVHN"); or "split", "permuted", "rotated" with `dataset`; or a
+        person's own function, named as `module:function`, which is called with `options` alone
+        and returns a Stream.
     root : path, optional
         The data folder; else GRADPROJ_DATA, else the user's cache.
     download : bool
@@ -100,8 +103,16 @@ def build(
     >>> stream.name, len(stream.tasks), stream.outputs, stream.scenario
     ('permuted-digits', 3, 10, 'domain')
     """
-    benchmark = _find(name, dataset is not None)
     check_options(name, options, dataset)
+    if is_own_benchmark(name):
+        made = _own_function(name)(**options)
+        if not isinstance(made, Stream):
+            raise TypeError(
+                f"benchmark {name!r} returned a {type(made).__name__}; return a "
+                "gradproj.experiments.streams.Stream"
+            )
+        return made
+    benchmark = _find(name, dataset is not None)
     if dataset is None:
         dataset = load(benchmark.dataset, root, download=download, **dict(dataset_options or {}))
     stream = _BUILDERS[benchmark.kind](dataset, **{**benchmark.options, **options})
@@ -117,6 +128,9 @@ def check_options(name: str, options: Mapping[str, Any], dataset: Dataset | None
     Traceback (most recent call last):
     ValueError: option of split-digits 'task' is not known; did you mean 'tasks'?
     """
+    if is_own_benchmark(name):
+        _check_own(name, options)
+        return
     benchmark = _find(name, dataset is not None)
     accepted = list(inspect.signature(_BUILDERS[benchmark.kind]).parameters)[1:]
     for option, value in options.items():
@@ -129,14 +143,44 @@ def check_options(name: str, options: Mapping[str, Any], dataset: Dataset | None
         raise ValueError(f"tasks is needed for {name}: into how many tasks to split the classes")
 
 
+def is_own_benchmark(name: str) -> bool:
+    """Whether a name is that of a person's own function.
+
+    Examples
+    --------
+    >>> is_own_benchmark("mine:stream"), is_own_benchmark("split:SVHN")
+    (True, False)
+    """
+    return is_own(name) and name.partition(":")[0] not in _BUILDERS
+
+
+def _own_function(name: str) -> Callable[..., Any]:
+    try:
+        function: Callable[..., Any] = load_object(name, "benchmark")
+    except ValueError as error:
+        raise ValueError(f"{error}. {_TORCHVISION}") from error
+    return function
+
+
+def _check_own(name: str, options: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(_own_function(name)).bind(**{"seed": 0, **options})
+    except TypeError as error:
+        raise ValueError(
+            f"benchmark {name!r} cannot be called: {error}; it must take `seed` and what `stream` "
+            "holds, by name"
+        ) from error
+
+
+_TORCHVISION = (
+    "Any data set class of torchvision works as 'split:CLASS', 'permuted:CLASS' or 'rotated:CLASS'."
+)
+
+
 def _find(name: str, given: bool) -> Benchmark:
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     kind, colon, cls = name.partition(":")
     if kind in _BUILDERS and (cls if colon else given):
         return Benchmark(kind, f"torchvision:{cls}")
-    raise ValueError(
-        nearest(name, BENCHMARKS, "benchmark")
-        + " Any data set class of torchvision works as 'split:CLASS', 'permuted:CLASS' or "
-        "'rotated:CLASS'."
-    )
+    raise ValueError(f"{nearest(name, BENCHMARKS, 'benchmark')} {_TORCHVISION}")

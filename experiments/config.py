@@ -12,7 +12,8 @@ from typing import Any, Literal
 from gradproj.experiments import benchmarks, methods, networks
 from gradproj.experiments.schema import ConfigError, check, ranged, to_plain
 
-__all__ = ["VERSION", "MemoryConfig", "RunConfig", "merge", "parse_overrides", "resolve"]
+__all__ = ["VERSION", "MemoryConfig", "RunConfig", "complete", "merge", "parse_overrides",
+           "resolve"]  # fmt: skip
 
 VERSION = 1
 
@@ -58,7 +59,7 @@ class RunConfig:
     Attributes
     ----------
     benchmark, method : str
-        Names from `gradproj list`.
+        Names from `gradproj list`, or a person's own as `module:object`.
     options : dataclass
         The method's own options (its `Options` class).
     preset : str
@@ -125,6 +126,13 @@ def resolve(values: Mapping[str, Any]) -> RunConfig:
         ...
     gradproj.experiments.schema.ConfigError: key 'epoch' is not known; did you mean 'epochs'?
     """
+    config = complete(values)
+    _check_names(config)
+    return config
+
+
+def complete(values: Mapping[str, Any]) -> RunConfig:
+    """Do as `resolve`, but do not look at the benchmark and the network, which may be own code."""
     version = values.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise ConfigError(
@@ -138,7 +146,6 @@ def resolve(values: Mapping[str, Any]) -> RunConfig:
     if not isinstance(options, Mapping):
         raise ConfigError(f"options={options!r} must be a table of keys and values")
     checked = check(learner.Options, options, "options.")
-    _check_names(config)
     return RunConfig(**{**_shallow(config), "options": checked})
 
 

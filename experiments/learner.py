@@ -89,8 +89,8 @@ class Learner:
     scenarios: ClassVar[tuple[str, ...]] = ("task", "domain")
     # Whether `observe` passes its images through `augmented`.
     augments: ClassVar[bool] = False
-    # Whether `predict` needs nothing but `model`, and every `observe` trains all of `model` without
-    # starting over: an average of its weights can then be evaluated too.
+    # Whether `predict` needs nothing but `model`, and every `observe` trains it, without starting
+    # over: an average of its weights can then be evaluated too.
     averages: ClassVar[bool] = True
     Options: ClassVar[type[Any]] = NoOptions
     saved: ClassVar[tuple[str, ...]] = ("model", "optimizer", "generator", "current")

@@ -36,7 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--benchmark",
-        help="instead of a preset, together with --method; with what its presets have in common",
+        help="instead of a preset, together with --method; with what its presets have in common; "
+        "your own as module:function",
     )
     parser.add_argument(
         "--method",

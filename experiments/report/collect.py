@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradproj.experiments.benchmarks import BENCHMARKS
+from gradproj.experiments.benchmarks import BENCHMARKS, is_own_benchmark
 
 __all__ = ["BINS", "TUNING", "Collection", "RunRecord", "collect"]
 
@@ -33,7 +33,7 @@ class RunRecord:
     config : mapping
         As in its `config.json`.
     scenario : str
-        "task", "class" or "domain".
+        "task", "class" or "domain"; "unknown" of an unfinished run of a person's own benchmark.
     source : Path
         Where it was found.
     matrix : array or None
@@ -227,6 +227,8 @@ def _in_bins(log: Sequence[Mapping[str, Any]]) -> tuple[float | None, ...]:
 def _scenario(config: Mapping[str, Any]) -> str:
     """Name the scenario of a run that has not told it yet."""
     name = str(config["benchmark"])
+    if is_own_benchmark(name):
+        return str(config.get("stream", {}).get("scenario", "unknown"))
     known = BENCHMARKS.get(name)
     kind = known.kind if known else name.partition(":")[0]
     default = dict(known.options).get("scenario", "task") if known else "task"

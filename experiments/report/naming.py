@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from gradproj.experiments import presets
-from gradproj.experiments.config import RunConfig, merge, resolve
+from gradproj.experiments.config import RunConfig, complete, merge
 from gradproj.experiments.loading import is_own
 from gradproj.experiments.report import paper
 from gradproj.experiments.schema import ConfigError, check, to_plain
@@ -141,10 +141,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the keys that a configuration written by an older version does not have."""
-    if any(is_own(str(config.get(key, ""))) for key in ("method", "network")):
+    if is_own(str(config.get("method", ""))):
         return config  # Whoever wrote the file named that code, which a report must not run.
     try:
-        plain: dict[str, Any] = to_plain(resolve(config))
+        plain: dict[str, Any] = to_plain(complete(config))
     except ConfigError:
         return config
     return plain
@@ -166,7 +166,7 @@ def _base(preset: str, benchmark: str, method: str) -> dict[str, Any]:
     values = merge(presets.shared(benchmark), {"benchmark": benchmark, "method": method})
     try:
         # The options of a person's own method have no defaults here: a report must not run it.
-        return flatten(to_plain(check(RunConfig, values) if is_own(method) else resolve(values)))
+        return flatten(to_plain(check(RunConfig, values) if is_own(method) else complete(values)))
     except ConfigError:
         return {}  # A method or benchmark of another version: every value is a change.
 
