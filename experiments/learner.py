@@ -71,7 +71,8 @@ class Learner:
     with `predict`. A run may stop after any `observe` and continue in another process, so:
 
     - all that changes while training is listed by name in `saved` (modules, optimizers,
-      generators, anything with `state_dict`, or plain values and tensors);
+      generators, anything with `state_dict`, or plain values and tensors, which come back on the
+      device of the run);
     - `phases` and `data` depend on the configuration and on saved state that does not change
       inside the phase, since they are called again on resuming;
     - random numbers come from `self.generator` alone.
@@ -225,7 +226,7 @@ class Learner:
             elif hasattr(value, "load_state_dict"):
                 value.load_state_dict(state[name])
             else:
-                setattr(self, name, state[name])
+                setattr(self, name, _on(self.setup.device, state[name]))
 
 
 def make_network(
@@ -250,6 +251,17 @@ def make_network(
         raise ConfigError(
             f"network '{config.network}' cannot be built with network_options={options}: {error}"
         ) from error
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    """Move the tensors of a plain value, which come from a file, to where the network is."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _on(device, item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on(device, item) for item in value)
+    return value
 
 
 def _capture(value: Any) -> Any:

@@ -117,7 +117,7 @@ class ProjectionLearner(Learner):
     def _build_memory(self) -> EpisodicMemory | SubBuffers:
         memory, seed = self.config.memory, rng.derive(self.config.seed, "memory")
         if self.stream.scenario != "class":
-            return EpisodicMemory(memory.per_task, policy=memory.policy, seed=seed)
+            return EpisodicMemory(memory.per_task, memory.policy, seed, self.setup.device)
         require_network(self.model, self.config.network)
         budget = memory.budget(len(self.stream.tasks))
         exemplars = Exemplars(budget, memory.per_class, memory.policy, seed)

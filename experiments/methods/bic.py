@@ -101,7 +101,7 @@ class BiC(IncrementalLearner):
     def data(self, task: Task, phase: Phase) -> tuple[Tensor, ...]:
         """Return the samples to train on, or those held out."""
         chosen = self.held if phase.name == "correction" else ~self.held
-        return tuple(t[chosen] for t in super().data(task, phase))
+        return tuple(t[chosen.to(t.device)] for t in super().data(task, phase))
 
     def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
         """(1 − λ) CE + λ KL of the old outputs, λ = C_old / C."""

@@ -45,6 +45,7 @@ class DERpp(Learner):
             self.config.memory.budget(len(self.stream.tasks)),
             policy="reservoir",
             seed=rng.derive(self.config.seed, "memory"),
+            device=setup.device,
         )
 
     def observe(self, task: Task, *batch: Tensor) -> Step:

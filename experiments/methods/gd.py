@@ -89,7 +89,8 @@ class GD(ExpertLearner):
     def data(self, task: Task, phase: Phase) -> tuple[Tensor, ...]:
         """Return labelled samples, and as many outside images if there are any."""
         labelled = super().data(task, phase)
-        return (*labelled, self.pool[self.rows]) if len(self.rows) else labelled
+        chosen = self.rows.to(self.pool.device)
+        return (*labelled, self.pool[chosen]) if len(chosen) else labelled
 
     def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
         """CE with Q on outside images + (C_old / C) T² KL(previous) + (C_new / C) T² KL(expert)."""

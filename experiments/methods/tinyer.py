@@ -40,6 +40,7 @@ class TinyER(Learner):
             self.config.memory.budget(len(self.stream.tasks)),
             policy=self.options.policy,
             seed=rng.derive(self.config.seed, "memory"),
+            device=setup.device,
         )
 
     def observe(self, task: Task, *batch: Tensor) -> Step:
