@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,6 @@ def run(
     if tensorboard:
         from gradproj.experiments.tensorboard import TensorBoard
 
-        if force:
-            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         job.listeners.append(TensorBoard(folder))
     with store.prepared(config, force=force):
         job.execute()

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -126,6 +127,7 @@ class RunFolder:
             if force:
                 for file in (self.result, self.checkpoint, self.steps, self.config):
                     file.unlink(missing_ok=True)
+                shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
             if not self.config.exists():
                 write_atomically(self.config, config.to_json().encode())
         except OSError as error:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradproj.experiments.progress import Event
 from gradproj.experiments.storage import RunError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["TensorBoard"]
 
@@ -20,7 +25,9 @@ class TensorBoard:
             raise RunError(
                 "tensorboard is not installed; pip install 'gradproj[tensorboard]'"
             ) from error
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        # Only the first event tells where the run goes on; what was written from there on is void.
+        self._open = partial(SummaryWriter, str(folder / "tensorboard"))
+        self._writer: SummaryWriter | None = None
 
     def __call__(self, event: Event) -> None:
         """Write what the event holds."""
@@ -28,8 +35,10 @@ class TensorBoard:
             self._scalar("loss", float(event.loss), event.step)
         elif event.kind == "task":
             self._scalar("accuracy", event.accuracy, event.step)
-        else:
+        elif self._writer is not None:
             self._writer.close()
 
     def _scalar(self, name: str, value: float, step: int) -> None:
+        if self._writer is None:
+            self._writer = self._open(purge_step=step)
         self._writer.add_scalar(name, value, step)
