@@ -124,6 +124,10 @@ class RunFolder:
 
     def _begin(self, config: RunConfig, force: bool) -> None:
         try:
+            # What a process was writing when it was killed.
+            for file in (self.config, self.environment, self.checkpoint, self.result):
+                for unfinished in self.path.glob(f".{file.name}.*"):
+                    unfinished.unlink(missing_ok=True)
             if force:
                 for file in (self.result, self.checkpoint, self.steps, self.config):
                     file.unlink(missing_ok=True)
@@ -183,6 +187,12 @@ class StepLog:
     """A buffered line of JSON a step; on resuming it is cut back to the checkpoint."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
+        size = path.stat().st_size if path.exists() else 0
+        if size < offset:
+            raise RunError(
+                f"{path} has {size} bytes; it had {offset} when the checkpoint was written: put it "
+                "back, or start the run over with --force"
+            )
         self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
         self._file.truncate(offset)
         self._file.seek(offset)

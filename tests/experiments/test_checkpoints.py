@@ -1,4 +1,4 @@
-"""What a method of one's own keeps in a checkpoint."""
+"""What a checkpoint can hold, and what a run needs beside it."""
 
 import numpy as np
 import pytest
@@ -51,3 +51,28 @@ def test_a_saved_attribute_that_is_not_there_is_named_before_the_run(keeping, tm
     with pytest.raises(ConfigError, match="lists 'extra' and has no such attribute; set it in"):
         run(resolve(QUICK), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def stopped(folder):
+    asked = iter([False, False, True])
+    with pytest.raises(Interrupted):
+        run(resolve(QUICK), folder, should_stop=lambda: next(asked))
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path):
+    stopped(tmp_path)
+    for name in (".checkpoint.pt.ab12cd34", ".result.json.x", ".environment.json.y"):
+        (tmp_path / name).write_bytes(b"half")
+    assert run(resolve(QUICK), tmp_path, resume=True)
+    assert [p.name for p in tmp_path.glob(".*")] == [".lock"]
+
+
+@pytest.mark.parametrize("left", [None, b'{"step":1}\n'])
+def test_a_log_that_was_removed_or_cut_is_named_with_the_cure(left, tmp_path):
+    stopped(tmp_path)
+    (tmp_path / "steps.jsonl").unlink()
+    if left is not None:
+        (tmp_path / "steps.jsonl").write_bytes(left)
+    with pytest.raises(RunError, match=r"steps.jsonl has \d+ bytes; it had .* --force"):
+        run(resolve(QUICK), tmp_path, resume=True)
+    assert run(resolve(QUICK), tmp_path, force=True)
