@@ -53,7 +53,8 @@ def run_demo(
     results = collect(jobs)
     console.print(tabulate(results))
     figure = draw(results, out / "demo.png")
-    console.print(f"accuracy of each task over time: {figure}", highlight=False, soft_wrap=True)
+    said = f"accuracy of each task over time: {figure}"
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -66,7 +66,8 @@ def execute(args: argparse.Namespace) -> int:
     write_atomically(path.with_suffix(".md"), text.encode())
     console = Console()
     print_whole(console, _printed(made.table))
-    console.print(f"{path}, {path.with_suffix('.md')}", highlight=False, soft_wrap=True)
+    both = f"{path}, {path.with_suffix('.md')}"
+    console.print(both, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -77,5 +77,5 @@ def execute(args: argparse.Namespace) -> int:
         console.print(line, highlight=False, markup=False)
     with style.styled():
         path = style.save(inspection.draw(found, subject.name, args.share), args.out)
-    console.print(f"figure: {path}", highlight=False, soft_wrap=True)
+    console.print(f"figure: {path}", highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -159,7 +159,7 @@ def parse_changes(overrides: Sequence[str]) -> dict[str, Any]:
 def _summarise(outcomes: Sequence[Outcome], out: Path, console: Console) -> int:
     kinds = [outcome.kind for outcome in outcomes]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    console.print(f"{counts}; results in {out}", highlight=False, soft_wrap=True)
+    console.print(f"{counts}; results in {out}", highlight=False, markup=False, soft_wrap=True)
     for outcome in outcomes if len(outcomes) > 1 else ():  # One run alone has just said so.
         if outcome.kind in ("failed", "refused"):
             console.print(

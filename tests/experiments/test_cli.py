@@ -23,10 +23,11 @@ def test_list_names_everything(capsys):
 
 
 def test_run_writes_a_folder_for_each_run_and_skips_what_is_done(tmp_path, capsys):
-    command = ["run", "permuted-digits/ours", "--out", str(tmp_path), *SMALL]
+    out = tmp_path / "[bold]"  # no markup
+    command = ["run", "permuted-digits/ours", "--out", str(out), *SMALL]
     assert cli.main(command) == 0
-    assert "1 finished" in capsys.readouterr().out
-    (result,) = tmp_path.glob("permuted-digits/ours,*/seed-0/result.json")
+    assert f"1 finished; results in {out}" in capsys.readouterr().out
+    (result,) = out.glob("permuted-digits/ours,*/seed-0/result.json")
     assert json.loads(result.read_text())["preset"] == "permuted-digits/ours"
     assert cli.main(command) == 0
     assert "1 skipped" in capsys.readouterr().out
@@ -185,11 +186,12 @@ def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
     from gradproj.experiments.demo import run_demo
 
     small = ["stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
-    assert run_demo(tmp_path, seeds=[0], overrides=small, workers=2) == 0
+    out = tmp_path / "[bold]"  # no markup
+    assert run_demo(out, seeds=[0], overrides=small, workers=2) == 0
     text = capsys.readouterr().out
-    for word in ("ours", "GEM", "A-GEM", "fine-tuning", "ACC", "BWT", "±", "demo.png"):
+    for word in ("ours", "GEM", "A-GEM", "fine-tuning", "ACC", "BWT", "±", str(out / "demo.png")):
         assert word in text
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_demo_that_is_stopped_says_how_it_goes_on(tmp_path, capsys, monkeypatch):

@@ -118,13 +118,15 @@ def test_a_failed_run_is_named(tmp_path, ran):
 
 
 def test_the_command_writes_figure_and_table(tmp_path, ran, capsys):
-    out = tmp_path / "figures" / "time.svg"
+    out = tmp_path / "[bold]" / "time.svg"  # no markup
     command = ["figure", "time", "--seeds", "0", "--runs", str(tmp_path), "--out", str(out)]
     assert cli.main([*command, "--set", *TINY]) == 0
     assert len(ran) == 2
     assert "<svg" in out.read_text()
     assert out.with_suffix(".md").read_text().startswith("# Time on permuted-digits (domain")
-    assert "(f) = (d) + LGU" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "(f) = (d) + LGU" in text
+    assert f"{out}, {out.with_suffix('.md')}" in text
 
 
 def test_a_file_of_an_unknown_kind_is_refused(tmp_path):

@@ -193,11 +193,12 @@ def own_module(tmp_path, monkeypatch):
 
 def test_the_command_takes_a_model_of_ones_own(own_module, capsys):
     command = ["inspect", "--factory", f"{own_module}:subject", "--moments", "2", "--steps", "2"]
-    assert cli.main([*command, "--out", "own.svg"]) == 0
+    assert cli.main([*command, "--out", "own[bold].svg"]) == 0
     out = capsys.readouterr().out
+    assert "figure: own[bold].svg" in out
     assert f"{own_module}:subject" in out
     assert "rank: 90% of the task-specific part" in out
-    with open("own.svg") as file:
+    with open("own[bold].svg") as file:
         assert "<svg" in file.read()
 
 
