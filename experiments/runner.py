@@ -21,7 +21,7 @@ __all__ = ["Interrupted", "run", "stream_options"]
 
 def run(
     config: RunConfig,
-    folder: Path,
+    folder: str | Path,
     *,
     data_dir: Path | None = None,
     resume: bool = False,
@@ -34,10 +34,13 @@ def run(
 ) -> bool:
     """Run `config` in `folder`; False if it was finished already.
 
+    It seeds the global generators of Python, NumPy and torch and turns torch's deterministic
+    algorithms on, and leaves them so.
+
     Parameters
     ----------
     config : RunConfig
-    folder : Path
+    folder : path
         Gets the configuration, the log, the checkpoints and at last `result.json`.
     data_dir : Path, optional
         Where the data sets are.
@@ -64,6 +67,7 @@ def run(
         The run was stopped.
     """
     _check_device(device)
+    folder = Path(folder)
     store = RunFolder(folder)
     if not store.has_work(config, resume=resume, force=force):
         return False

@@ -107,6 +107,11 @@ def test_a_run_leaves_its_config_environment_log_and_result(tmp_path):
     }
 
 
+def test_a_folder_may_be_a_string(tmp_path):
+    assert run(resolve(QUICK), str(tmp_path / "run"))
+    assert result_of(tmp_path / "run")["steps"] == 12
+
+
 def test_equal_seeds_give_equal_results_and_others_do_not(tmp_path):
     values = {**QUICK, "method": "sgem", "options": {"strength": 0.5}}
     one, two = finish(values, tmp_path / "1"), finish(values, tmp_path / "2")
