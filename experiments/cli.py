@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 
@@ -44,6 +45,11 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, as the help of the command line lists them."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show ± or ḡ shows a question mark. Streams put in place of these,
+        # as by tests, may have no encoding.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="gradproj",

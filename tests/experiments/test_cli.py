@@ -1,6 +1,8 @@
 """The command line, as a person meets it."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -209,3 +211,12 @@ def test_the_core_alone_says_what_to_install(monkeypatch, capsys):
         cli.main(["list"])
     assert stop.value.code == 2
     assert "pip install 'gradproj[experiments]' brings it" in capsys.readouterr().err
+
+
+def test_a_terminal_without_unicode_shows_what_it_can():
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    main = "from gradproj.experiments.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", main, "list", "methods"]
+    done = subprocess.run(command, env=os.environ | plain, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"gem" in done.stdout
