@@ -321,7 +321,7 @@ def _batches(order: Tensor, size: int) -> list[Tensor]:
 
     Batch normalisation cannot be trained on a single vector.
     """
-    batches = list(order.split(size))
+    batches = list(torch.split(order, size))
     if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
