@@ -100,7 +100,7 @@ class RunConfig:
     lr_factor: float = ranged(0.1, low=0.0)
     augment: Literal["none", "crop-flip"] = "none"
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    ema: float = ranged(0.0, low=0.0, high=1.0)
+    ema: float = ranged(0.0, low=0.0, below=1.0)
     version: int = VERSION
 
     def to_json(self) -> str:

@@ -18,9 +18,11 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message names the key and the cure."""
 
 
-def ranged(default: Any = dataclasses.MISSING, *, low: Any = None, high: Any = None) -> Any:
-    """Make a dataclass field whose number must lie in [low, high]."""
-    limits = {"low": low, "high": high}
+def ranged(
+    default: Any = dataclasses.MISSING, *, low: Any = None, high: Any = None, below: Any = None
+) -> Any:
+    """Make a dataclass field whose number must lie in [low, high], or in [low, below)."""
+    limits = {"low": low, "high": high, "below": below}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=limits)
     return dataclasses.field(default=default, metadata=limits)
@@ -48,7 +50,7 @@ def check(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
     Parameters
     ----------
     cls : dataclass type
-        Fields may be bool, int, float, str, Literal, unions of these, tuples of one type,
+        Fields may be bool, int, float, str, Literal, unions of these, lists and tuples of them,
         mappings and other dataclasses; `ranged` fields carry limits.
     values : mapping
         Plain values, as TOML, JSON or the command line give them.
@@ -108,11 +110,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         if value not in choices:
             raise ConfigError(f"{key}={value!r} is not known; use {', '.join(map(repr, choices))}")
         return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{key}={value!r} must be a list")
-        item = typing.get_args(hint)[0]
-        return tuple(_convert(item, v, f"{key}[{i}]") for i, v in enumerate(value))
+    if origin in (list, tuple):
+        return origin(_convert_items(hint, value, key))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}={value!r} must be a table of keys and values")
@@ -122,6 +121,20 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             raise ConfigError(f"{key}={value!r} must be a table of keys and values")
         return check(typing.cast("type[Any]", hint), value, key + ".")
     return _convert_scalar(hint, value, key)
+
+
+def _convert_items(hint: Any, value: Any, key: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{key}={value!r} must be a list")
+    items = typing.get_args(hint)
+    if typing.get_origin(hint) is list or items[-1:] == (...,):
+        items = items[:1] * len(value)
+    if len(value) != len(items):
+        raise ConfigError(f"{key}={value!r} has {len(value)} values; it must have {len(items)}")
+    return [
+        _convert(item, v, f"{key}[{i}]")
+        for i, (item, v) in enumerate(zip(items, value, strict=True))
+    ]
 
 
 def _convert_union(members: tuple[Any, ...], value: Any, key: str) -> Any:
@@ -159,10 +172,12 @@ def _name(hint: Any) -> str:
 def _check_limits(value: Any, limits: Mapping[str, Any], key: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return
-    low, high = limits.get("low"), limits.get("high")
+    low, high, below = (limits.get(name) for name in ("low", "high", "below"))
     if value != value:
         raise ConfigError(f"{key}=nan is not a number; give it a value")
     if low is not None and value < low:
         raise ConfigError(f"{key}={value} is below the least allowed value {low}")
     if high is not None and value > high:
         raise ConfigError(f"{key}={value} is above the greatest allowed value {high}")
+    if below is not None and value >= below:
+        raise ConfigError(f"{key}={value} must be below {below}")

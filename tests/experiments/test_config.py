@@ -29,6 +29,8 @@ class Outer:
     either: int | float | Literal["all"] = 1
     maybe: int | None = None
     many: tuple[int, ...] = ()
+    pair: tuple[int, float] = (1, 2.0)
+    row: list[int] = dataclasses.field(default_factory=list)
     table: dict[str, int] = dataclasses.field(default_factory=dict)
     inner: Inner = dataclasses.field(default_factory=Inner)
 
@@ -41,11 +43,13 @@ def test_values_are_converted_and_kept():
         "either": 2,
         "maybe": None,
         "many": [1, 2],
+        "pair": [3, 4],
+        "row": [5, 6],
         "table": {"a": 1},
         "inner": {"size": 3},
     }
     out = check(Outer, values)
-    assert out == Outer("x", 1.0, True, 2, None, (1, 2), {"a": 1}, Inner(3))
+    assert out == Outer("x", 1.0, True, 2, None, (1, 2), (3, 4.0), [5, 6], {"a": 1}, Inner(3))
     assert isinstance(out.rate, float)
     assert isinstance(out.either, int)
     assert check(Outer, {"needed": "x", "either": 0.5}).either == 0.5
@@ -66,6 +70,10 @@ def test_values_are_converted_and_kept():
         ({"needed": "x", "maybe": 1.5}, "maybe=1.5 has the wrong type; use a whole number or"),
         ({"needed": "x", "many": 1}, "many=1 must be a list"),
         ({"needed": "x", "many": [1, "a"]}, r"many\[1\]='a' has the wrong type"),
+        ({"needed": "x", "pair": [1, 2, 3]}, r"pair=\[1, 2, 3\] has 3 values; it must have 2"),
+        ({"needed": "x", "pair": ["a", 2]}, r"pair\[0\]='a' has the wrong type"),
+        ({"needed": "x", "row": 1}, "row=1 must be a list"),
+        ({"needed": "x", "row": [1.5]}, r"row\[0\]=1.5 has the wrong type; use a whole number"),
         ({"needed": "x", "table": 1}, "table=1 must be a table"),
         ({"needed": "x", "inner": 1}, "inner=1 must be a table"),
         ({"needed": "x", "inner": {"siz": 1}}, "'inner.siz' is not known; .* 'inner.size'"),
@@ -84,7 +92,7 @@ def test_wrong_values_are_named(values, message):
         ({"epoch": 2}, "key 'epoch' is not known; did you mean 'epochs'?"),
         ({"epochs": 0}, "epochs=0 is below the least allowed value 1"),
         ({"lr": float("nan")}, "lr=nan is not a number"),
-        ({"ema": 1.5}, "ema=1.5 is above"),
+        ({"ema": 1.0}, "ema=1.0 must be below 1.0"),
         ({"memory": {"batches": 3}}, "did you mean 'memory.batch'?"),
         ({"method": "gme"}, "method 'gme' is not known; did you mean 'gem'?"),
         ({"options": {"strenght": 1}}, "did you mean 'options.strength'?"),
