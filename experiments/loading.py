@@ -33,6 +33,11 @@ def load_object(path: str, argument: str) -> Any:
     3.141592653589793
     """
     module, _, name = path.partition(":")
+    if module.startswith("."):
+        raise ValueError(
+            f"{argument} {path!r} cannot be loaded: {module!r} is no module's name; write "
+            "module:object, with the module installed or in this folder"
+        )
     folder = str(Path.cwd())
     # It stays there: that code may import more while it runs, and processes that are started
     # later are told of the path before they are handed its objects.

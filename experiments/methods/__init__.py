@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from types import MappingProxyType, ModuleType
 
@@ -52,6 +53,11 @@ def _own(path: str) -> type[Learner]:
         raise ConfigError(str(error)) from error
     if not (inspect.isclass(found) and issubclass(found, Learner)):
         raise ConfigError(f"method {path!r} is no subclass of gradproj.experiments.learner.Learner")
+    if not is_dataclass(found.Options):
+        raise ConfigError(
+            f"method {path!r} has Options that are no dataclass; put @dataclass(frozen=True) above "
+            "that class"
+        )
     return found
 
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -73,13 +73,17 @@ def build(
         raise ValueError(f"outputs={outputs} must be at least 1")
     normalise = options.pop("normalise", None)
     with seeded(seed):
-        network = find(name)(outputs, input_shape, **options)
+        network: nn.Module = find(name)(outputs, input_shape, **options)
     if not isinstance(network, nn.Module):
         raise TypeError(f"{name} returned a {type(network).__name__}; return a torch.nn.Module")
     if normalise is not None:
-        network.prepend("normalise", Normalise(normalise, input_shape[0]))
+        first = Normalise(normalise, input_shape[0])
+        if isinstance(network, Network):
+            network.prepend("normalise", first)
+        else:
+            network = nn.Sequential(first, network)
     lay_out(network)
-    return network
+    return cast(Network, network)
 
 
 def find(name: str) -> Callable[..., Network]:
@@ -101,7 +105,10 @@ def check_options(name: str, options: Iterable[str]) -> None:
     Traceback (most recent call last):
     ValueError: option of mlp 'hiden' is not known; did you mean 'hidden'?
     """
-    known = [*list(inspect.signature(find(name)).parameters)[2:], "normalise"]
+    parameters = list(inspect.signature(find(name)).parameters.values())[2:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return  # It takes any.
+    known = [*(parameter.name for parameter in parameters), "normalise"]
     for option in options:
         if option not in known:
             raise ValueError(nearest(option, known, f"option of {name}"))

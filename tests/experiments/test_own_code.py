@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import gradproj as gp
 from gradproj.experiments import cli, loading, methods, networks
+from gradproj.experiments.networks.normalise import Normalise
 from gradproj.experiments.report.collect import collect
 from gradproj.experiments.report.content import build
 from gradproj.experiments.schema import ConfigError
@@ -19,6 +21,9 @@ QUICK = ["stream.samples=20", "stream.tasks=3", "memory.batch=5"]
 
 NETWORK = """
 from torch import nn
+
+def open_to_all(outputs, input_shape, **options):
+    return shallow(outputs, input_shape, **options)
 
 def shallow(outputs, input_shape, width=4):
     pixels = input_shape[0] * input_shape[1] * input_shape[2]
@@ -42,6 +47,13 @@ class Careful(Learner):
         from own_helper import repeat
         return repeat(self.options.times, lambda: super(Careful, self).observe(task, *batch))
 """
+PLAIN = """
+from gradproj.experiments.learner import Learner
+
+class Plain(Learner):
+    class Options:
+        times = 1
+"""
 HELPER = """
 def repeat(times, act):
     for _ in range(times):
@@ -57,6 +69,7 @@ def own(tmp_path, monkeypatch):
     folder.mkdir()
     shutil.copy(EXAMPLE, folder)
     (folder / "own_network.py").write_text(NETWORK)
+    (folder / "own_plain.py").write_text(PLAIN)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))  # which loading adds to
     return folder
@@ -113,6 +126,8 @@ def test_the_example_never_points_against_the_task_it_looked_at_last():
         ("own_method:Other", "cannot be loaded: module 'own_method' has no attribute 'Other'"),
         ("own_method:Surgery", "'own_method:Surgery' is no subclass of gradproj.experiments.lear"),
         (":x", "method ':x' cannot be loaded"),
+        ("./own_method:PCGrad", "'./own_method' is no module's name; write module:object"),
+        ("own_plain:Plain", "'own_plain:Plain' has Options that are no dataclass; put @dataclass"),
     ],
 )
 def test_what_cannot_be_used_is_refused(name, message):
@@ -150,3 +165,19 @@ def test_a_network_that_will_not_do_is_refused_before_training(own, preset, body
     (own / f"{module}.py").write_text(source)
     assert cli.main(["run", preset, "--set", f"network={module}:make"]) == 2
     assert message in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("own")
+def test_a_network_may_take_any_options():
+    network = networks.build("own_network:open_to_all", 3, (1, 2, 2), width=7)
+    assert network[1].out_features == 7
+
+
+@pytest.mark.usefixtures("own")
+def test_a_plain_network_can_be_given_standardised_pixels():
+    plain, made = (
+        networks.build("own_network:shallow", 3, (3, 2, 2), **options)
+        for options in ({}, {"normalise": "cifar100"})
+    )
+    x = torch.rand(5, 3, 2, 2)
+    assert torch.equal(made(x), plain(Normalise("cifar100", 3)(x)))
