@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard files too")
     parser.add_argument(
         "--checkpoint-seconds",
-        type=float,
+        type=_seconds,
         default=60.0,
         metavar="S",
         help="time between checkpoints",
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time; use a number of seconds from 0 on")
+    return seconds
 
 
 def _seed(text: str) -> int:

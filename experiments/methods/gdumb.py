@@ -30,7 +30,7 @@ class Options:
     least_rate : float
         Where the cosine from `lr` down ends, before it starts again.
     clip : float
-        Greatest norm of a gradient.
+        Greatest norm of a gradient; 0: any.
     augment : bool
         Crops, mirrored images and CutMix in half of the steps.
     every_task : bool
@@ -105,7 +105,8 @@ class GDumb(Learner):
         self.optimizer.zero_grad()
         loss = self._augmented_loss(x, y, self.mask_rows(numbers))
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+        if self.options.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
         self.optimizer.step()
         return Step(loss.detach())
 

@@ -102,6 +102,14 @@ def test_presets_after_the_seeds_are_told_where_to_stand(capsys):
     )
 
 
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
+def test_a_time_between_checkpoints_that_is_none_is_refused(seconds, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "permuted-digits/ours", "--checkpoint-seconds", seconds])
+    assert stop.value.code == 2
+    assert f"--checkpoint-seconds: {seconds}" in capsys.readouterr().err.replace("'", "")
+
+
 @pytest.mark.parametrize("command", [["run", "permuted-digits/ours"], ["figure", "time"], ["demo"]])
 @pytest.mark.parametrize("jobs", ["0", "-1"])
 def test_fewer_than_one_run_at_a_time_is_refused(command, jobs, capsys):

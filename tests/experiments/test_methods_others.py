@@ -282,6 +282,18 @@ def test_gdumb_keeps_no_more_than_its_images():
     assert sizes == {x[0].nbytes}
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.01])
+def test_gdumb_clips_gradients_unless_told_not_to(clip):
+    learner = toy_learner("gdumb", options={"clip": clip})
+    task, x, y = begin(learner, 0)
+    before, g = weights(learner), gradient(learner, x, y)
+    assert g.norm() > 0.01
+    learner.observe(task, x, y, torch.zeros_like(y))
+    if clip:
+        g = g * (clip / g.norm())
+    close(weights(learner), before - LR * g)
+
+
 def test_gdumb_at_the_end_only_has_nothing_to_show_before():
     learner = toy_learner("gdumb", options={"every_task": False})
     begin(learner, 0)
