@@ -27,7 +27,6 @@ class Parts(NamedTuple):
     old: list[Any]  # (T, N_l)
     update: list[Tensor]  # (N_l,), the same memory as tensors
     columns: list[Tensor]  # (N_l, T)
-    first: list[Tensor]  # (N_l,) of the first old task
 
 
 class Place(NamedTuple):
@@ -117,7 +116,6 @@ class Block:
                     [self.array[rows, cut] for cut in cuts],
                     [self.rows[0, cut] for cut in cuts],
                     [self.rows[1 : tasks + 1, cut].T for cut in cuts],
-                    [self.rows[min(tasks, 1), cut] for cut in cuts],
                 ),
             )
         return self._parts[1]

@@ -133,7 +133,7 @@ class Gradients:
 
     def lengths(self) -> list[Tensor]:
         """Length of row 1 in each segment of each block, without waiting for a device."""
-        return [torch.stack(torch._foreach_norm(block.parts(1).first)) for block in self.blocks]
+        return [torch.stack(torch._foreach_norm(block.parts(1).columns)) for block in self.blocks]
 
     def squares(self, lengths: Sequence[Tensor]) -> Floats:
         """Squared length of each layer, from those of its segments."""
@@ -155,7 +155,7 @@ class Gradients:
                 elif largest[layer]:
                     parts.update[k].addmv_(parts.columns[k], c[layer])
 
-    def release(self, kept: Sequence[nn.Parameter] = ()) -> None:
+    def release(self, kept: Sequence[nn.Parameter]) -> None:
         """Take the buffer's views out of the `.grad` of all parameters but those."""
         staying = {id(p) for p in kept}
         for block in self.blocks:
@@ -165,9 +165,8 @@ class Gradients:
 
     def clear(self) -> None:
         """Take `.grad` away from all parameters."""
-        for block in self.blocks:
-            for p in block.parameters:
-                p.grad = None
+        for p in self.parameters:
+            p.grad = None
 
     def fits(self) -> bool:
         """Whether row 0 can be rounded to float16, where parameters have that dtype."""

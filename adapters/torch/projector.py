@@ -151,9 +151,8 @@ class Projector:
             and :class:`gradproj.SGEM` the drawn one; the others are called, not run backward.
         """
         checks.losses(old_losses)
-        reduction = self._reduction(old_losses)
-        with self._recorder.step(_rows(old_losses, reduction)):
-            self._loop(new_loss, old_losses, reduction)
+        with self._recorder.step():
+            self._loop(new_loss, old_losses, self._prepare(old_losses))
 
     def backward_batches(
         self,
@@ -186,8 +185,8 @@ class Projector:
         old = list(old)
         self.engine = engines.choose(self._wanted_engine, self.model, old)
         new_loss = partial(loss, self.model, *new)
-        reduction = self._reduction(old)
-        with self._recorder.step(_rows(old, reduction)):
+        with self._recorder.step():
+            reduction = self._prepare(old)
             refusal = self._at_once(loss, old, reduction) if self.engine == "vmap" else None
             if self.engine == "vmap":
                 passes.run(self._recorder, new_loss, 0)
@@ -269,6 +268,13 @@ class Projector:
         """Go on from a :meth:`state_dict`."""
         states.load(state, self.method, self.layers)
 
+    def _prepare(self, old: Iterable[Any]) -> Reduction | None:
+        """Make room for the gradients of a step, as far as their number is known before."""
+        reduction = self._reduction(old)
+        tasks = len(old) if isinstance(old, Sized) else 0
+        self._recorder.gradients.prepare(2 if reduction is not None else tasks + 1)
+        return reduction
+
     def _reduction(self, old: object) -> Reduction | None:
         found = reductions.find(self.method, old)
         if found is None or len(found.tasks) == 1:
@@ -345,10 +351,3 @@ class Projector:
                 f'{what}; lower the learning rate, or with mixed precision use overflow="skip"'
             )
         self._recorder.gradients.poison()
-
-
-def _rows(old: Iterable[Any], reduction: Reduction | None) -> int:
-    """Count the rows that a step needs, as far as it is known before."""
-    if reduction is not None:
-        return 2
-    return len(old) + 1 if isinstance(old, Sized) else 1

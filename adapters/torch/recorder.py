@@ -50,14 +50,10 @@ class Recorder:
         return self._gradients
 
     @contextmanager
-    def step(self, rows: int) -> Iterator[None]:
-        """Start a step with nothing recorded, and record nothing if it ends with an error.
-
-        There is room for `rows` gradients then; more can come.
-        """
+    def step(self) -> Iterator[None]:
+        """Start a step with nothing recorded, and record nothing if it ends with an error."""
         self.forget()
         self.sync()
-        self.gradients.prepare(rows)
         try:
             yield
         except BaseException:

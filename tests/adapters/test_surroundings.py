@@ -148,6 +148,28 @@ def test_hooks_on_gradients_work_whatever_the_number_of_old_tasks(kind, method):
         Projector(model, method, engine="vmap")
 
 
+def test_a_hook_on_a_parameter_that_has_just_come_is_seen():
+    def halve(p):
+        p.grad.mul_(0.5)
+
+    def updates(in_a_list):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 4))
+        projector = Projector(model, gp.AGEM(), layers="all")
+        model.append(nn.Linear(4, 3))
+        model[1].weight.register_post_accumulate_grad_hook(halve)
+        _, *old = batches(3)
+        losses = [lambda batch=batch: loss(model, *batch) for batch in old]
+        projector.backward(
+            lambda: -sum(loss() for loss in losses), losses if in_a_list else iter(losses)
+        )
+        assert projector.last.corrected.all()
+        return [p.grad for p in model.parameters()]
+
+    for one, other in zip(updates(True), updates(False), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_penalty_on_captured_parameters_takes_the_loop():
     model = mlp(5, 6, 3)
     parameters = list(model.parameters())
