@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -94,11 +95,13 @@ def make_display(runs: Sequence[str], console: Console | None = None) -> Display
 
 
 class PlainDisplay:
-    """One line whenever a task or a run ends."""
+    """One line whenever a task or a run ends, and every `interval` seconds of a run in between."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, interval: float = 60.0) -> None:
         self._console = console
+        self._interval = interval
         self._started: dict[str, tuple[float, float]] = {}
+        self._told: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -116,16 +119,20 @@ class PlainDisplay:
         # A run that goes on has done a part before it was first heard of.
         now = time.monotonic()
         start, before = self._started.setdefault(event.run, (now, event.fraction))
-        if event.kind == "step":
+        told = self._told.setdefault(event.run, now)
+        if event.kind == "step" and now - told < self._interval:
             return
-        if event.kind == "task":
+        self._told[event.run] = now
+        if event.kind in ("step", "task"):
             done = event.fraction - before
             left = (now - start) / done * (1 - event.fraction) if done else 0.0
-            self._print(
-                f"{event.run}: task {event.task + 1}/{event.tasks}, step {event.step}, "
-                f"loss {float(event.loss):.3f}, "
-                f"accuracy {event.accuracy:.4f}, about {left:.0f} s left"
-            )
+            parts = [f"task {event.task + 1}/{event.tasks}", f"step {event.step}"]
+            parts.append(f"loss {float(event.loss):.3f}")
+            # A method that learns at the end alone has nothing to measure before.
+            if event.kind == "task" and not math.isnan(event.accuracy):
+                parts.append(f"accuracy {event.accuracy:.4f}")
+            parts.append(f"about {_duration(left)} left")
+            self._print(f"{event.run}: {', '.join(parts)}")
         else:
             self._print(f"{event.run}: {event.kind} {event.message}".rstrip())
 
@@ -182,7 +189,8 @@ class LiveDisplay:
             state += f" loss {float(event.loss):.3f}{seen}"
             self._progress.update(bar, completed=event.fraction, state=state)
         elif event.kind == "task":
-            self._accuracy[event.run] = f" acc {event.accuracy:.3f}"
+            if not math.isnan(event.accuracy):
+                self._accuracy[event.run] = f" acc {event.accuracy:.3f}"
         else:
             self._ended += 1
             self._progress.update(bar, visible=False)
@@ -190,6 +198,10 @@ class LiveDisplay:
             self._progress.console.print(
                 f"{event.run}: {event.kind} {event.message}".rstrip(), highlight=False, markup=False
             )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _shortened(run: str, room: int) -> str:

@@ -141,6 +141,7 @@ class Run:
             learner.current = task.index
             learner.begin_task(task)
         phases = learner.phases(task)
+        passes = sum(phase.epochs for phase in phases)
         for number in range(at.phase, len(phases)):
             at.phase, phase = number, phases[number]
             if at.order is None:
@@ -153,7 +154,8 @@ class Run:
                     at.step = 0
                     at.order = torch.randperm(len(tensors[0]), generator=self.order)
                     learner.begin_epoch(task, phase, epoch)
-                self._train_epoch(task, phase, tensors, at.order, (number, len(phases)))
+                before = sum(each.epochs for each in phases[:number]) + epoch
+                self._train_epoch(task, phase, tensors, at.order, (before, passes))
                 at.order = None
         learner.end_task(task)
 
@@ -165,6 +167,7 @@ class Run:
         order: Tensor,
         place: tuple[int, int],
     ) -> None:
+        """Take the steps of one pass; `place`: those of this task before it, and all of them."""
         at = self.position
         batches = _batches(order, phase.batch)
         while at.step < len(batches):
@@ -177,8 +180,8 @@ class Run:
             seconds = time.perf_counter() - start
             at.step, at.total = at.step + 1, at.total + 1
             self.record.train_seconds += seconds
-            done = (at.epoch + at.step / len(batches)) / phase.epochs
-            self._log(task, phase, step, seconds, (place[0] + done) / place[1])
+            done = (place[0] + at.step / len(batches)) / place[1]
+            self._log(task, phase, step, seconds, done)
             self._maybe_checkpoint()
 
     def _log(self, task: Task, phase: Phase, step: Step, seconds: float, done: float) -> None:

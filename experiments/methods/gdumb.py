@@ -64,13 +64,17 @@ class GDumb(Learner):
 
     def ready(self) -> bool:
         """Whether the network has been trained on the memory of the current task."""
-        return bool(self.options.every_task) or self.current == len(self.stream.tasks) - 1
+        return self._learns(self.current)
+
+    def effort(self, task: Task) -> float:
+        """Passes over as many samples: one to collect them, and those over the memory."""
+        return 1.0 + (self.options.passes if self._learns(task.index) else 0)
 
     def phases(self, task: Task) -> Sequence[Phase]:
         """Collect in one pass, then learn."""
         collect = Phase("collect", 1, self.config.batch)
         learn = Phase("learn", self.options.passes, self.options.batch)
-        return [collect, learn] if self.ready() else [collect]
+        return [collect, learn] if self._learns(task.index) else [collect]
 
     def data(self, task: Task, phase: Phase) -> tuple[Tensor, ...]:
         """Return the new samples, or the memory."""
@@ -126,6 +130,9 @@ class GDumb(Learner):
         self.labels.append(label)
         self.numbers.append(number)
         self.counts[number, label] = mine + 1
+
+    def _learns(self, number: int) -> bool:
+        return bool(self.options.every_task) or number == len(self.stream.tasks) - 1
 
     def _make_room(self) -> None:
         largest = max(self.counts, key=lambda key: self.counts[key])

@@ -1,6 +1,7 @@
 """Many runs at once: all are done, and one that fails or dies leaves the others alone."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -169,6 +170,20 @@ def test_the_time_left_counts_from_where_a_run_went_on(monkeypatch):
         display(Event("step", "run", fraction=0.5))
         display(Event("task", "run", fraction=0.8))
     assert "about 20 s left" in capture.get()
+
+
+def test_a_long_task_is_heard_of_every_minute(monkeypatch):
+    console = Console(force_terminal=False, width=200)
+    display, now = PlainDisplay(console), iter([0.0, 59.0, 61.0, 100.0, 6000.0])
+    monkeypatch.setattr("gradproj.experiments.progress.time.monotonic", lambda: next(now))
+    with console.capture() as capture:
+        for step, fraction in enumerate([0.0, 0.01, 0.02, 0.03]):
+            display(Event("step", "run", tasks=2, step=step, loss=1.5, fraction=fraction))
+        display(Event("task", "run", tasks=2, step=9, loss=1.5, accuracy=math.nan, fraction=0.5))
+    assert capture.get().splitlines() == [
+        "run: task 1/2, step 2, loss 1.500, about 50 min left",
+        "run: task 1/2, step 9, loss 1.500, about 100 min left",
+    ]
 
 
 def test_live_bars_on_a_terminal():

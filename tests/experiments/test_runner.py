@@ -217,10 +217,17 @@ STATEFUL = {
 
 
 @pytest.mark.parametrize(
-    ("method", "shares"), [("single", [1 / 3, 2 / 3, 1]), ("ours", [1 / 9, 4 / 9, 1])]
+    ("method", "options", "shares"),
+    [
+        ("single", {}, [1 / 3, 2 / 3, 1]),
+        ("ours", {}, [1 / 9, 4 / 9, 1]),
+        ("joint", {}, [1 / 6, 3 / 6, 1]),
+        ("gdumb", {"passes": 8, "every_task": False}, [1 / 11, 2 / 11, 1]),
+    ],
 )
-def test_progress_is_told_by_the_samples_a_task_takes(method, shares, tmp_path):
+def test_progress_is_told_by_the_samples_a_task_takes(method, options, shares, tmp_path):
     values = {**QUICK, "method": method, "stream": {"tasks": 3, "samples": 20}}
+    values["options"] = options
     values |= {"batch": 10, "memory": {"per_task": 50, "batch": 20}}
     told = []
     run(resolve(values), tmp_path, report=told.append)
