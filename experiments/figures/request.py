@@ -127,7 +127,7 @@ def _find(request: Request, wanted: dict[Spec, list[Job]]) -> dict[Spec, Row]:
         return {}
     runs = [run for run in collect([request.runs], logs=False).runs if run.finished]
     rows = group(run for run in runs if run.seed in request.seeds)
-    by_content = {fingerprint(row.config): row for row in rows}
+    by_content = {row.fingerprint: row for row in rows}
     keys = {spec: fingerprint(to_plain(jobs[0].config)) for spec, jobs in wanted.items()}
     return {spec: by_content[key] for spec, key in keys.items() if key in by_content}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,11 @@ class Row:
     def config(self) -> Mapping[str, Any]:
         """The configuration, with some seed."""
         return (self.finished or self.unfinished)[0].config
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """One string for all that decides its numbers; made once, as each row is asked by all."""
+        return fingerprint(self.config)
 
     @property
     def seeds(self) -> list[int]:
@@ -115,4 +121,4 @@ def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
         return None
     control = {**row.config, "method": "replay", "options": {"strength": options["strength"]}}
     wanted = fingerprint(control)
-    return next((r for r in rows if fingerprint(r.config) == wanted and r.finished), None)
+    return next((r for r in rows if r.fingerprint == wanted and r.finished), None)

@@ -17,7 +17,7 @@ from gradproj.experiments.report.collect import TUNING, collect
 from gradproj.experiments.report.content import build
 from gradproj.experiments.report.export import export, readme
 from gradproj.experiments.report.markdown import render
-from gradproj.experiments.report.naming import name_of
+from gradproj.experiments.report.naming import fingerprint, name_of
 from gradproj.experiments.report.notes import read_notes
 from gradproj.experiments.report.page import render_page
 from gradproj.experiments.report.rows import group
@@ -359,6 +359,18 @@ def test_a_page_of_many_rows_is_drawn(tmp_path):
         changes = {"options": {"strength": number / 20}}
         write_run(tmp_path, f"{MNIST}/first-k", 0, matrix(0.8), changes=changes)
     assert "FirstK, strength=0.9" in render_page(build(collect([tmp_path]), {}))
+
+
+def test_many_rows_find_their_controls_in_little_time(tmp_path, monkeypatch):
+    count, asked = 12, []
+    for number in range(count):
+        write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8), changes={"lr": (number + 1) / 100})
+    monkeypatch.setattr(
+        "gradproj.experiments.report.rows.fingerprint",
+        lambda config: asked.append(1) or fingerprint(config),
+    )
+    build(collect([tmp_path]), {})
+    assert len(asked) < 8 * count
 
 
 def test_exported_runs_say_the_same(runs, tmp_path):
