@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ def styled(ink: str = "black") -> Iterator[None]:
         "lines.markersize": 4.0,
         "svg.hashsalt": "gradproj",
         "text.color": ink,
+        "text.parse_math": False,  # a dollar sign in somebody's value is no formula
         "xtick.color": ink,
         "ytick.color": ink,
     }
@@ -114,7 +116,7 @@ def to_svg(made: Figure, name: str) -> str:
     # Glyphs and clips are referred to by name, which must not mean another figure's.
     prefix = re.sub(r"\W+", "-", name)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
 
 
 def check_kind(path: Path) -> str:

@@ -1,5 +1,6 @@
 """Reports: runs are found, named, set beside the paper and written the same way each time."""
 
+import html
 import json
 import re
 import shlex
@@ -352,6 +353,18 @@ def test_the_page_needs_nothing_else(runs):
     for title in ("Average accuracy over tasks", "ACC against BWT", "Forgetting of each task",
                   "Share of layers corrected", "Accuracy matrices"):  # fmt: skip
         assert f"<figcaption>{title}" in page
+
+
+def test_names_in_a_run_are_shown_as_they_are(tmp_path):
+    name = '"><script src="x"></script>$\\nothing$'
+    folder, config = write_run(tmp_path, f"{MNIST}/gem", 0, matrix(0.8))
+    changed = config | {"benchmark": name, "network": name}
+    (folder / "config.json").write_text(json.dumps(changed))
+    page = render_page(build(collect([tmp_path]), {}))
+    seen = Outside()
+    seen.feed(page)
+    assert [value for value in seen.fetched if not value.startswith("data:")] == []
+    assert html.escape(f"Average accuracy over tasks: {name} (domain") in page
 
 
 def test_a_page_of_many_rows_is_drawn(tmp_path):
