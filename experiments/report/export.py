@@ -55,7 +55,8 @@ def export(runs: Iterable[RunRecord], folder: Path) -> list[Path]:
 
 
 def _place(run: RunRecord) -> Path:
-    series, _, entry = str(name_of(run.config)).partition("/")
+    # As run folders: some file systems take no colon, and this one may go through git to them.
+    series, _, entry = str(name_of(run.config)).replace(":", "-").partition("/")
     return Path(series, fitting(entry.replace("/", "_")), f"seed-{run.seed}.json")
 
 
