@@ -184,7 +184,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _checked(config: Any) -> dict[str, Any]:
     """Return a configuration of which a report can rely on what it names runs by."""
-    kinds = {"benchmark": str, "method": str, "seed": int, "options": dict}
+    kinds = {"benchmark": str, "method": str, "seed": int, "options": dict, "stream": dict}
     for key, kind in kinds.items():
         if not isinstance(config[key], kind):
             raise ValueError(f"{key}={config[key]!r} in the configuration is no {kind.__name__}")

@@ -137,6 +137,11 @@ def test_a_missing_folder_is_an_error(tmp_path):
             "options=None in the configuration is no dict",
         ),
         (
+            "config.json",
+            '{"benchmark": "x", "method": "y", "seed": 0, "options": {}, "stream": []}',
+            "stream=[] in the configuration is no dict",
+        ),
+        (
             "result.json",
             '{"scenario": "domain", "accuracy_matrix": [[80.0]]}',
             "accuracy_matrix holds numbers outside 0 to 1",
