@@ -9,6 +9,7 @@ import torch
 
 from gradproj.experiments import metrics
 from gradproj.experiments.learner import Learner
+from gradproj.experiments.storage import RunError
 from gradproj.experiments.streams import Stream, Task
 
 __all__ = ["confusion", "evaluate", "seen_accuracy", "summarise", "task_accuracies"]
@@ -52,6 +53,13 @@ def confusion(
     for task in stream.tasks:
         if task.outputs.stop <= seen:
             y, named = _predict(learner, task, None, device, batch)
+            low, high = int(named.min()), int(named.max())
+            if low < 0 or high >= seen:
+                # Counted all the same, it would fall to the row of another class.
+                raise RunError(
+                    f"predict of method '{learner.config.method}' named outputs {low} to {high}; "
+                    f"choose among those seen, 0 to {seen - 1}"
+                )
             counts += torch.bincount(y * seen + named, minlength=seen * seen)
     learner.model.train(was_training)
     rows: Counts = counts.view(seen, seen).tolist()
@@ -112,4 +120,9 @@ def _predict(
     for x, y in task.testing.batches(batch):
         labels.append(y)
         named.append(learner.predict(x.to(device), known).to(y.device))
+        if named[-1].shape != y.shape:
+            raise RunError(
+                f"predict of method '{learner.config.method}' returned shape "
+                f"{tuple(named[-1].shape)} for {len(y)} images; return one output's number for each"
+            )
     return torch.cat(labels), torch.cat(named)

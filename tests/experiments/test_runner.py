@@ -175,6 +175,22 @@ def test_evaluation_counts_every_sample_and_restores_the_mode():
     assert learner.model.training
 
 
+@pytest.mark.parametrize(
+    ("scenario", "named", "message"),
+    [
+        ("domain", [[0]], r"'single' returned shape \(7, 1\) for 7 images; return one output's"),
+        # Class 0 taken for class 3 would count as class 1 taken for itself.
+        ("class", [3], r"'single' named outputs 3 to 3; choose among those seen, 0 to 1"),
+        ("class", [-1], r"'single' named outputs -1 to -1; choose among those seen"),
+    ],
+)
+def test_predictions_that_cannot_be_counted_are_refused(scenario, named, message):
+    learner = toy_learner("single", scenario=scenario)
+    learner.predict = lambda x, task: torch.tensor(named * len(x))  # noqa: ARG005
+    with pytest.raises(RunError, match=message):
+        evaluate(learner, learner.stream, batch=7)
+
+
 def test_summary_by_hand():
     summary = summarise([[0.8, 0.2], [0.6, 0.9]], [0.1, 0.1])
     assert summary["acc"] == pytest.approx(0.75)
