@@ -84,9 +84,10 @@ def run(
         from gradproj.experiments.tensorboard import TensorBoard
 
         job.listeners.append(TensorBoard(folder))
-    with store.prepared(config, force=force):
-        job.execute()
-    return True
+    with store.prepared(config, resume=resume, force=force) as work:
+        if work:
+            job.execute()
+    return work
 
 
 def _check_device(name: str) -> None:

@@ -103,8 +103,13 @@ class RunFolder:
         return True
 
     @contextmanager
-    def prepared(self, config: RunConfig, *, force: bool = False) -> Iterator[None]:
-        """Have the folder to oneself, with `config` in it; `force` clears what another run left."""
+    def prepared(
+        self, config: RunConfig, *, resume: bool = False, force: bool = False
+    ) -> Iterator[bool]:
+        """Have the folder to oneself, with `config` in it; `force` clears what another run left.
+
+        Tells once more whether there is work: another process may have done it in the meantime.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock", timeout=0)
@@ -117,8 +122,10 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from error
         try:
-            self._begin(config, force)
-            yield
+            work = self.has_work(config, resume=resume, force=force)
+            if work:
+                self._begin(config, force)
+            yield work
         finally:
             lock.release()
 
@@ -145,8 +152,10 @@ class RunFolder:
     def _check_same(self, config: RunConfig) -> None:
         try:
             stored = RunConfig.read(self.config)
-        except (ConfigError, json.JSONDecodeError) as error:
+        except ConfigError as error:
             raise RunError(f"{self.config}: {error}") from error
+        except (ValueError, AttributeError) as error:  # no text, no JSON, or no table
+            raise _damaged(self.config, error) from error
         if stored != config:
             mine, theirs = json.loads(config.to_json()), json.loads(stored.to_json())
             keys = sorted(k for k in mine if mine[k] != theirs[k])
@@ -167,10 +176,7 @@ class RunFolder:
             state: dict[str, Any] = from_bytes(self.checkpoint.read_bytes())
         except Exception as error:
             # A damaged file may raise anything, and torch's advice is to read it unsafely.
-            raise RunError(
-                f"{self.checkpoint} cannot be read and is perhaps damaged "
-                f"({type(error).__name__}); --force starts the run over"
-            ) from error
+            raise _damaged(self.checkpoint, error) from error
         return state
 
     def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
@@ -181,6 +187,13 @@ class RunFolder:
         """Write the result and drop the checkpoint, which is of no more use."""
         self.write_json(self.result, result)
         self.checkpoint.unlink(missing_ok=True)
+
+
+def _damaged(path: Path, error: Exception) -> RunError:
+    return RunError(
+        f"{path} cannot be read and is perhaps damaged ({type(error).__name__}); --force starts "
+        "the run over"
+    )
 
 
 class StepLog:

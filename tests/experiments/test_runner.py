@@ -13,7 +13,7 @@ import torch
 from support.killing import run_until
 from support.toy import toy_learner
 
-from gradproj.experiments import methods, metrics, runner, storage
+from gradproj.experiments import benchmarks, methods, metrics, runner, storage
 from gradproj.experiments.config import RunConfig, resolve
 from gradproj.experiments.evaluation import evaluate, summarise
 from gradproj.experiments.grid import process_context
@@ -438,6 +438,32 @@ def test_one_folder_is_one_process(tmp_path):
     ):
         run(resolve(QUICK), tmp_path)
     assert run(resolve(QUICK), tmp_path)
+
+
+def test_a_run_done_by_another_process_while_the_data_was_loaded_is_left_alone(
+    tmp_path, monkeypatch
+):
+    build = benchmarks.build
+
+    def late(name, **options):
+        monkeypatch.setattr(runner.benchmarks, "build", build)
+        finish(QUICK, tmp_path)
+        return build(name, **options)
+
+    monkeypatch.setattr(runner.benchmarks, "build", late)
+    assert not run(resolve(QUICK), tmp_path)
+    (tmp_path / "config.json").unlink()
+    monkeypatch.setattr(runner.benchmarks, "build", late)
+    with pytest.raises(RunError, match=r"another configuration \(differs in lr\)"):
+        run(resolve({**QUICK, "lr": 0.5}), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"{"])
+def test_a_damaged_configuration_is_named(content, tmp_path):
+    finish(QUICK, tmp_path)
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(RunError, match=r"config\.json cannot be read .*; --force starts the run"):
+        run(resolve(QUICK), tmp_path)
 
 
 @pytest.mark.parametrize(
