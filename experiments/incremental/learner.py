@@ -18,12 +18,22 @@ from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 
-__all__ = ["IncrementalLearner", "frozen"]
+__all__ = ["IncrementalLearner", "frozen", "renew"]
 
 
 def frozen(model: nn.Module) -> nn.Module:
     """Copy a model for looking up its outputs: in evaluation mode, without gradients."""
     return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def renew(head: nn.Module, initial: nn.Module, outputs: slice) -> None:
+    """Give some outputs of a head the weights that they have in `initial`."""
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            # A cosine head has no bias.
+            if getattr(initial, name, None) is not None:
+                new = getattr(initial, name)[outputs]
+                getattr(head, name)[outputs] = new.to(getattr(head, name))
 
 
 class IncrementalLearner(Learner):
@@ -128,12 +138,7 @@ class IncrementalLearner(Learner):
         """Give the outputs of the task's classes their initial weights."""
         initial = self.build_model()
         assert isinstance(initial, Network)
-        with torch.no_grad():
-            for name in ("weight", "bias"):
-                # A cosine head has no bias.
-                if getattr(initial.head, name, None) is not None:
-                    new = getattr(initial.head, name)[task.outputs]
-                    getattr(self.network.head, name)[task.outputs] = new.to(self.setup.device)
+        renew(self.network.head, initial.head, task.outputs)
 
     def disturb(self) -> None:
         """Change the gradients before a step; here not at all."""

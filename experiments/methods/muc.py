@@ -13,7 +13,7 @@ from torch.nn import functional
 from gradproj.experiments import networks, rng
 from gradproj.experiments.incremental.distillation import distil
 from gradproj.experiments.incremental.finetuning import FineTuning
-from gradproj.experiments.incremental.learner import IncrementalLearner
+from gradproj.experiments.incremental.learner import IncrementalLearner, renew
 from gradproj.experiments.incremental.outside import outside_images
 from gradproj.experiments.learner import Phase, Setup, Step
 from gradproj.experiments.networks import Network
@@ -89,15 +89,25 @@ class MUC(IncrementalLearner):
         return self.model.network
 
     def renew_outputs(self, task: Task) -> None:
-        """Give the new outputs, side heads' too, their initial weights."""
+        """Give the new outputs of the main head their initial weights."""
+        renew(self.network.head, self._initial().network.head, task.outputs)
+
+    def begin_phase(self, task: Task, phase: Phase) -> None:
+        """Give the task's side heads their initial weights, which differ, when their turn comes.
+
+        While the network is trained, and with it the side heads of the task before, weight decay
+        would make those of this task all but equal.
+        """
+        super().begin_phase(task, phase)
+        if phase.name == "sides":
+            assert isinstance(self.model, ManyHeads)
+            for side, start in zip(self.model.sides, self._initial().sides, strict=True):
+                renew(side, start, task.outputs)
+
+    def _initial(self) -> ManyHeads:
         initial = self.build_model()
         assert isinstance(initial, ManyHeads)
-        assert isinstance(self.model, ManyHeads)
-        heads, fresh = ([m.network.head, *m.sides] for m in (self.model, initial))
-        with torch.no_grad():
-            for head, other in zip(heads, fresh, strict=True):
-                for parameter, start in zip(head.parameters(), other.parameters(), strict=True):
-                    parameter[task.outputs] = start[task.outputs].to(parameter)
+        return initial
 
     def phases(self, task: Task) -> Sequence[Phase]:
         """Train the network, then this task's side heads."""

@@ -123,6 +123,20 @@ def test_muc_trains_side_heads_alone_in_their_phase():
     assert torch.equal(learner.model.sides[0].weight[:2], start["sides.0.weight"][:2])
 
 
+def test_muc_side_heads_start_apart_whatever_the_decay():
+    learner = incremental("muc", options=QUICK["muc"], weight_decay=0.5, momentum=0.9)
+    learn(learner, 0)
+    task, *data = enter(learner, 1)
+    start = learner.build_model()
+    for _ in range(3):
+        learner.observe(task, *data)
+    learner.begin_phase(task, learner.phases(task)[-1])
+    for side, initial in zip(learner.model.sides, start.sides, strict=True):
+        assert torch.equal(side.weight[2:], initial.weight[2:])
+        assert torch.equal(side.bias[2:], initial.bias[2:])
+        assert not torch.equal(side.weight[:2], initial.weight[:2])
+
+
 def test_bld_records_warms_up_and_keeps():
     learner = incremental("bld", options={"warm_up": 1, "steps": 1, "penalty": 0.5}, hidden=())
     learn(learner, 0)
