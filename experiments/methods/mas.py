@@ -26,7 +26,8 @@ class Options:
 class MAS(Learner):
     """Penalty by how much each weight moves the outputs.
 
-    Ω_j = Σ_tasks mean_x |∂‖f(x)‖² / ∂θ_j|, L = CE + (λ/2) Σ_j Ω_j (θ_j − θ*_j)².
+    Ω_j = Σ_tasks mean_x |∂‖f(x)‖² / ∂θ_j|, L = CE + (λ/2) Σ_j Ω_j (θ_j − θ*_j)², with f the outputs
+    that compete.
     """
 
     name = "mas"
@@ -55,10 +56,11 @@ class MAS(Learner):
         x, _ = task.train()
         rows = torch.randperm(len(x), generator=self.generator)[: self.options.samples]
         self.model.eval()
+        competing = self.mask(task) == 0
         total = torch.zeros_like(self.importance)
         for row in rows.tolist():
             self.optimizer.zero_grad()
-            output = self.model(x[row : row + 1].to(self.setup.device))[:, task.outputs]
+            output = self.model(x[row : row + 1].to(self.setup.device))[:, competing]
             output.square().sum().backward()
             total += flat_gradient(self.model).abs()
         self.optimizer.zero_grad()

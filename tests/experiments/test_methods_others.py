@@ -142,6 +142,18 @@ def test_mas_takes_the_mean_of_absolute_gradients_of_the_squared_output():
     close(after, before - LR * (g + 2.0 * importance * (before - star)))
 
 
+def test_mas_measures_the_outputs_that_compete():
+    moved = {}
+    for scenario in ("task", "class"):
+        learner = toy_learner("mas", scenario, options={"samples": 100})
+        train(learner, 0)
+        first = learner.importance.clone()
+        train(learner, 1)
+        moved[scenario] = (learner.importance - first)[: 4 * 6].view(4, 6).sum(1) > 0
+    assert moved["task"].tolist() == [False, False, True, True]
+    assert moved["class"].tolist() == [True] * 4
+
+
 def test_ogd_moves_no_stored_output_of_a_linear_network():
     learner = toy_learner("ogd", options={"samples": 3}, tasks=3)
     # Three stored samples of the first task: an output that is linear in the weights stays put.
