@@ -183,6 +183,17 @@ class Learner:
         """Make the configured network, with seeded weights; `options` win over the config's."""
         return make_network(self.config, self.stream, outputs, purpose, **options)
 
+    def require_all_classes(self) -> None:
+        """Raise if the images drawn for a task show none of one of its classes."""
+        for task in self.stream.tasks:
+            shown = len(set(task.training.labels.tolist()))
+            if shown < len(task.classes):
+                raise ConfigError(
+                    f"samples={len(task.training)}: task {task.index} then shows {shown} of its "
+                    f"{len(task.classes)} classes, and {self.config.method} needs an image of "
+                    "each; use more"
+                )
+
     def seen(self) -> int:
         """Count the outputs of all tasks up to the current one."""
         return int(max(task.outputs.stop for task in self.stream.tasks[: max(self.current, 0) + 1]))

@@ -39,13 +39,7 @@ class ICaRL(Learner):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        for task in self.stream.tasks:
-            seen = len(set(task.training.labels.tolist()))
-            if seen < len(task.classes):
-                raise ValueError(
-                    f"samples={len(task.training)}: task {task.index} then shows {seen} of its "
-                    f"{len(task.classes)} classes, and icarl needs an image of each; use more"
-                )
+        self.require_all_classes()
         # Under the number of each seen class: its exemplars, their outputs after the last task,
         # and the mean of these.
         self.images: dict[int, Tensor] = {}

@@ -24,6 +24,7 @@ class ICaRLOriginal(IncrementalLearner):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
+        self.require_all_classes()
         self.means: Tensor | None = None
 
     def renew_outputs(self, task: Task) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from gradproj.experiments.incremental.distillation import feature_distance, margin_ranking
 from gradproj.experiments.incremental.learner import IncrementalLearner
-from gradproj.experiments.learner import Step
+from gradproj.experiments.learner import Setup, Step
 from gradproj.experiments.networks import CosineHead, Network
 from gradproj.experiments.schema import ranged
 from gradproj.experiments.streams import Task
@@ -45,6 +45,10 @@ class LUCIR(IncrementalLearner):
 
     name = "lucir"
     Options = Options
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.require_all_classes()
 
     def build_model(self) -> nn.Module:
         """Make the network with a cosine head."""

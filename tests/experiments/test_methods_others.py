@@ -335,8 +335,12 @@ def test_joint_trains_on_all_tasks_so_far_each_sample_in_its_slice():
 # iCaRL ------------------------------------------------------------------------------------------
 
 
-def test_icarl_refuses_tasks_that_lack_a_class(tmp_path):
-    values = {"benchmark": "split-digits", "method": "icarl", "stream": {"samples": 1}}
+@pytest.mark.parametrize(
+    ("benchmark", "method"),
+    [("split-digits", "icarl"), ("class-digits", "icarl-original"), ("class-digits", "lucir")],
+)
+def test_methods_that_need_every_class_refuse_tasks_that_lack_one(benchmark, method, tmp_path):
+    values = {"benchmark": benchmark, "method": method, "stream": {"samples": 1}}
     with pytest.raises(ConfigError, match=r"samples=1: task 0 then shows 1 of its 2 classes"):
         run(resolve(values), tmp_path)
 
