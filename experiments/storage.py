@@ -257,8 +257,13 @@ def describe_environment(device: str = "cpu") -> dict[str, Any]:
 
 def _commit() -> str:
     """Return the commit of the checkout that the code runs from, "" for an installed package."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    here = Path(__file__)
+    # Installed into a folder of somebody's project, it is none of that project's files.
+    asked = (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"])
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        for words in asked:
+            command = ["git", "-C", str(here.parent), *words]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return ""
+    return said.strip()

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -105,6 +106,18 @@ def test_a_run_leaves_its_config_environment_log_and_result(tmp_path):
         "result.json",
         "steps.jsonl",
     }
+
+
+def test_a_commit_is_that_of_the_code_and_not_of_the_project_around_it(tmp_path, monkeypatch):
+    code = tmp_path / "storage.py"
+    code.touch()
+    monkeypatch.setattr(storage, "__file__", str(code))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    assert storage.describe_environment()["commit"] == ""
+    subprocess.run([*git, "add", "storage.py"], check=True)
+    assert len(storage.describe_environment()["commit"]) == 40
 
 
 def test_a_folder_may_be_a_string(tmp_path):
