@@ -30,9 +30,12 @@ class MemoryConfig:
         Which samples are kept; see `gradproj.adapters.torch.EpisodicMemory`.
     batch : int
         Samples drawn from each old task at each step; 0 takes the whole memory.
-    total, per_class : int
-        Samples kept of all tasks together, or of each class, where a method keeps one buffer.
-        0: not set; with neither, the buffer is as large as `per_task` of all tasks.
+    total : int
+        Samples kept of all tasks together, where a method keeps one buffer; 0: as many as
+        `per_task` of all tasks.
+    per_class : int
+        Samples kept of each class in place of `total`, where the buffer is one of exemplars: of
+        class-incremental systems and projections, not of tinyer, derpp and gdumb. 0: not set.
     buffers : int
         Random parts of the buffer that play the old tasks in a class-incremental projection.
     redraw : str
