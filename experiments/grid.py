@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -84,9 +84,9 @@ def run_in_processes(
     context = process_context()
     workers = workers or os.cpu_count() or 1
     waiting = deque(jobs)
-    running: dict[str, BaseProcess] = {}
+    # A pipe each: with one queue for all, a process killed while it writes would block the others.
+    running: dict[Any, BaseProcess] = {}
     outcomes: dict[str, Outcome] = {}
-    events: Any = context.Queue()
     # Nothing is ever sent through this pipe. It ends when our end is closed, by us or by our death,
     # and unlike a signal it can tell a process twice without harm: Ctrl-C reaches them all anyway.
     watched, lifeline = context.Pipe(duplex=False)
@@ -98,45 +98,50 @@ def run_in_processes(
                     outcomes[name] = Outcome(name, "interrupted", "not started")
                 while waiting and len(running) < workers:
                     job = waiting.popleft()
+                    heard, told = context.Pipe(duplex=False)
                     process = context.Process(
-                        target=_work, args=(job, events, watched), name=job.name
+                        target=_work, args=(job, told, watched), name=job.name
                     )
                     process.start()
-                    running[job.name] = process
-                _drain(events, show, outcomes)
-                for name, process in list(running.items()):
-                    if not process.is_alive():
-                        _drain(events, show, outcomes)
-                        del running[name]
-                        _close(name, process, show, outcomes, stopped=lifeline.closed)
+                    told.close()  # or the pipe would not end with the process
+                    running[heard] = process
+                for heard in wait(list(running)):
+                    item = _next(heard)
+                    if item is None:
+                        process = running.pop(heard)
+                        _close(process, show, outcomes, stopped=lifeline.closed)
+                    elif isinstance(item, Outcome):
+                        outcomes[item.name] = item
+                    else:
+                        show(item)
     finally:
         lifeline.close()
         watched.close()
-        events.close()
-        events.join_thread()
+        for heard in running:
+            heard.close()
     return [outcomes[job.name] for job in jobs]
 
 
-def _work(job: Job, events: Any, watched: Any) -> None:
-    events.put(execute(job, events.put, should_stop=lambda: bool(wait([watched], 0))))
+def _next(heard: Any) -> Event | Outcome | None:
+    """Receive what a process sent; None if it has ended, perhaps in the middle of a word."""
+    try:
+        item: Event | Outcome = heard.recv()
+    except (EOFError, OSError):
+        heard.close()
+        return None
+    return item
 
 
-def _drain(
-    events: Any, show: Callable[[Event], None], outcomes: dict[str, Outcome], wait: float = 0.1
-) -> None:
-    while True:
-        try:
-            item = events.get(timeout=wait)
-        except queue.Empty:
-            return
-        if isinstance(item, Outcome):
-            outcomes[item.name] = item
-        else:
-            show(item)
+def _work(job: Job, told: Any, watched: Any) -> None:
+    def send(item: Event | Outcome) -> None:
+        # If nobody listens any more, the run has yet to write its checkpoint.
+        with suppress(BrokenPipeError):
+            told.send(item)
+
+    send(execute(job, send, should_stop=lambda: bool(wait([watched], 0))))
 
 
 def _close(
-    name: str,
     process: BaseProcess,
     show: Callable[[Event], None],
     outcomes: dict[str, Outcome],
@@ -144,6 +149,7 @@ def _close(
     stopped: bool,
 ) -> None:
     process.join()
+    name = process.name
     if name not in outcomes:
         kind, message = "failed", f"its process ended with exit code {process.exitcode}"
         if stopped:  # by a signal that reached it too, before its first step

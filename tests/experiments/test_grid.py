@@ -11,7 +11,7 @@ import time
 
 import pytest
 from rich.console import Console
-from support.grids import Crash
+from support.grids import Crash, CrashInAWord
 
 from gradproj.experiments.config import resolve
 from gradproj.experiments.grid import Job, execute_all, run_in_processes
@@ -54,6 +54,13 @@ def test_all_runs_are_done_and_a_failure_is_reported(tmp_path):
 
     again = run_in_processes([jobs[0], jobs[3]], events.append, workers=2)
     assert [o.kind for o in again] == ["skipped", "skipped"]
+
+
+def test_a_run_killed_while_it_writes_leaves_the_others_alone(tmp_path):
+    jobs = [Job("cut", CrashInAWord(), tmp_path / "cut", {}), job("good", tmp_path)]
+    outcomes = run_in_processes(jobs, lambda _: None, workers=2)
+    assert [o.kind for o in outcomes] == ["failed", "finished"]
+    assert f"exit code {-signal.SIGKILL}" in outcomes[0].message
 
 
 def wait_for(condition, seconds=120):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import struct
+import sys
 
 
 class Crash:
@@ -11,3 +13,15 @@ class Crash:
         if name.startswith("__"):
             raise AttributeError(name)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CrashInAWord(Crash):
+    """The same, while it tells something: its message is announced and not sent whole."""
+
+    def __getattr__(self, name):
+        frame = sys._getframe()
+        while frame is not None and "told" not in frame.f_locals:
+            frame = frame.f_back
+        if frame is not None:
+            os.write(frame.f_locals["told"].fileno(), struct.pack("!i", 100) + b"cut")
+        return super().__getattr__(name)
