@@ -8,58 +8,72 @@ import numpy.typing as npt
 from gradproj._arrays import HostArray
 
 # Rounds in which all wrong variables are exchanged without fewer of them being wrong, before one
-# variable at a time is exchanged, which cannot cycle.
+# variable at a time is exchanged, downhill only, which cannot cycle.
 _PATIENCE = 3
 
 
 def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostArray:
     r"""Minimise :math:`\tfrac12 u^\top A u + q^\top u` over :math:`u \ge 0`.
 
-    `A` is positive semidefinite with a unit diagonal. A ridge of a tenth of `tolerance`, about the
-    accuracy of `A`, is added to it: equal, opposite and dependent gradients leave the minimiser
-    open along some directions, and the ridge picks the shortest where rounding would pick a huge
-    one. A last step of iterative refinement takes the bias of the ridge out again.
+    `A` is positive semidefinite with a unit diagonal, but for rounding. Equal, opposite and
+    dependent gradients leave the minimiser open along some directions, where rounding would pick a
+    huge one, or curve the quadratic downwards and leave none. So no direction has less curvature
+    here than a tenth of `tolerance`, about the accuracy of `A`, of the largest: that picks the
+    shortest minimiser, and changes nothing along the others.
 
     Solved by block principal pivoting: guess which entries are positive, solve for them, exchange
-    those of the wrong sign. It takes a handful of rounds. (Not SciPy's `nnls`: that of version 1.17
-    returned points far from optimal in 3 of 1,000 problems whose optimum is zero up to rounding,
-    which is what a gradient that has been projected before poses.)
+    those of the wrong sign. It takes a handful of rounds, or does not end, as where there are more
+    tasks than a layer has numbers; the active sets of Lawson and Hanson do, in about T rounds. (Not
+    SciPy's `nnls`: that of version 1.17 returned points far from optimal in 3 of 1,000 problems
+    whose optimum is zero up to rounding, which is what a gradient that has been projected before
+    poses.)
     """
-    scale = np.abs(q).max(initial=0.0)
+    scale = float(np.abs(q).max(initial=0.0))
     if scale == 0:
         return np.zeros_like(q)
     q = q / scale
-    ridge = tolerance / 10
-    steady = A + ridge * np.eye(len(q))
+    values, vectors = np.linalg.eigh(A)
+    least = max(tolerance / 10, 10 * np.finfo(float).eps) * values[-1]
+    steady = vectors * np.maximum(values, least) @ vectors.T
     free = q < 0
     fewest, patience = len(q) + 1, _PATIENCE
-    u = np.zeros_like(q)
-    # Exchanging one at a time ends by itself; the bound is for rounding that keeps it from ending.
-    for _ in range(100 * len(q)):
+    while patience:
         u = _solve_free(steady, q, free)
-        slope = steady @ u + q
-        # As good as zero: rounding, and what the ridge makes of equal gradients.
-        small = 10 * len(q) * np.finfo(float).eps + 2 * ridge * np.abs(u).max()
-        wrong = np.where(free, u < 0, slope < -small)
+        wrong = np.where(free, u < 0, steady @ u + q < -_rounding(u, least))
         count = int(wrong.sum())
         if count == 0:
-            break
-        if count < fewest:
-            fewest, patience = count, _PATIENCE
-        elif patience:
-            patience -= 1
-        else:
-            wrong[: np.flatnonzero(wrong)[-1]] = False
+            return scale * u
+        patience = _PATIENCE if count < fewest else patience - 1
+        fewest = min(count, fewest)
         free ^= wrong
-    u = np.maximum(u, 0.0)
-    some = np.flatnonzero(u)
-    if len(some):
-        step = _solve_free(steady, A @ u + q, u > 0)[some]
-        # A bias is small: a step that is not came from rounding in a nearly singular problem.
-        if (np.abs(step) < 1e-3 * u[some]).all():
-            u[some] += step
-    u *= scale
+    return scale * _descend(steady, q, free, least)
+
+
+def _descend(A: HostArray, q: HostArray, free: npt.NDArray[np.bool_], least: float) -> HostArray:
+    """Minimise from zero on, starting with a guess of which entries are positive."""
+    u = np.zeros_like(q)
+    # It ends by itself; the bound is for rounding that keeps it from ending, near the minimum.
+    for _ in range(10 * len(q)):
+        aim = _solve_free(A, q, free)
+        past = free & (aim < 0)
+        if past.any():  # as far as the first bound on the way, and stay there
+            share = np.divide(u, u - aim, out=np.ones_like(u), where=past)
+            u = u + share.min() * (aim - u)
+            free = free & ~(past & (share == share.min()))
+            u[~free] = 0.0
+            continue
+        u = aim
+        slope = np.where(free, 0.0, A @ u + q)
+        steepest = slope.argmin()
+        if slope[steepest] >= -_rounding(u, least):
+            break
+        free[steepest] = True
     return u
+
+
+def _rounding(u: HostArray, least: float) -> float:
+    """What is as good as zero: rounding, and what the least curvature makes of equal gradients."""
+    return float(10 * len(u) * np.finfo(float).eps + 2 * least * np.abs(u).max())
 
 
 def _solve_free(A: HostArray, q: HostArray, free: npt.NDArray[np.bool_]) -> HostArray:

@@ -76,6 +76,21 @@ def test_small_layers_are_solved_as_exactly_as_they_are_measured(method, T, N):
         np.testing.assert_allclose(found.multiplier, expected.multiplier, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("spread", [1e-7, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("T", [10, 25, 40])
+def test_gem_holds_where_rounding_outweighs_the_curvature(T, spread, seed):
+    # Old gradients that are dependent up to rounding: their products are no longer semidefinite.
+    rng = np.random.default_rng(seed)
+    few = np.abs(rng.standard_normal((3, 3000)))
+    G = rng.uniform(0.5, 1.5, (T, 3)) @ few + spread * rng.standard_normal((T, 3000))
+    g = rng.standard_normal(3000) - few[0]
+    w = gp.project(g.astype(np.float32), G.astype(np.float32), gp.GEM()).astype(float)
+    size = np.linalg.norm(g)
+    assert np.linalg.norm(w) < 1.001 * size
+    assert (G @ w / np.linalg.norm(G, axis=1)).min() > -1e-3 * size
+
+
 @pytest.mark.parametrize("d", [1e-2, 3.2e-3, 3e-3, 1e-3, 1e-4, 1e-5])
 @pytest.mark.parametrize("method", [gp.Decomposed(rank=0), gp.AGEM()], ids=repr)
 def test_a_mean_that_nearly_cancels_is_followed_while_it_can_be_told(method, d):

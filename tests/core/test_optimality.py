@@ -192,6 +192,22 @@ def test_named_matrices(name, seed):
     assert np.linalg.norm(gp.project(g, G)) <= np.linalg.norm(g) * (1 + 1e-12)
 
 
+@pytest.mark.parametrize(("T", "N"), [(20, 10), (60, 30), (100, 50), (100, 90)])
+def test_gem_is_optimal_in_layers_with_fewer_numbers_than_tasks(T, N):
+    rng = np.random.default_rng(T)
+    for _ in range(5):
+        G, g = rng.standard_normal((T, N)), rng.standard_normal(N)
+        result = gp.project(g, G, gp.GEM(), full_output=True)
+        assert_kkt_gem(result.update, g, G, result.coefficients, 0.0, TIGHT)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-13])
+@pytest.mark.parametrize("T", [2, 7, 40])
+def test_gem_takes_equal_tasks_as_one_at_any_tolerance(tolerance, T):
+    c = gp.GEM().coefficients(np.full((T, T), 4.0), np.full(T, -2.0), tolerance=tolerance)
+    assert c.sum() == pytest.approx(0.5, rel=1e-9)
+
+
 def test_the_judge_sees_what_a_basis_leaves_of_the_shared_gradient():
     # ḡ is nearly in the span of B: what is free of it is short, and it decides all the same.
     shared, B, g = np.asarray([1.0, 1e-8, 0.0]), np.asarray([[1.0, 0.0, 0.0]]), np.eye(3)[1]
