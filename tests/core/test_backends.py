@@ -170,6 +170,28 @@ def test_blocks_of_columns_add_up_to_the_whole(T, N):
     assert np.abs(C - exact).max() < 1e-14 * N
 
 
+# Number by number, a sum of 16,000 squares in float32 is good to some 4e-6 only.
+@pytest.mark.parametrize("T", [1, 3, 20, 40])
+def test_products_are_as_precise_however_the_numbers_lie_in_memory(T):
+    rng = np.random.default_rng(2)
+    G = np.abs(rng.standard_normal((T, 16_000))).astype(np.float32)
+    g = np.abs(rng.standard_normal(16_000)).astype(np.float32)
+    forms = {
+        "transposed": np.asfortranarray(G),
+        "with a step": np.repeat(G, 2, axis=1)[:, ::2],
+        "columns backwards": G[:, ::-1].copy()[:, ::-1],
+        "rows backwards": G[::-1].copy()[::-1],
+        "one row for all": np.broadcast_to(G[0], G.shape),
+        "overlapping": np.lib.stride_tricks.sliding_window_view(g, 16_000 - T + 1),
+    }
+    for name, old in forms.items():
+        new = g[::-1].copy()[::-1][: old.shape[1]]
+        C, h = gp.measure(new, old, precise=False)
+        wide = old.astype(float)
+        assert np.allclose(C, wide @ wide.T, rtol=5e-7, atol=0), name
+        assert np.allclose(h, wide @ new.astype(float), rtol=5e-7, atol=0), name
+
+
 def test_only_what_float32_cannot_hold_is_measured_in_float64():
     from gradproj._measure import measure_layers
 
