@@ -45,9 +45,10 @@ _FEW_ROWS = _ONE_THREAD // _BLOCK
 # norms, and a few directions that the old tasks nearly use up are told apart by what float32 loses.
 _SMALL = 1 << 10
 
-# Coefficients beyond this come too close to where float32 overflows: old gradients that are next to
-# nothing beside the new one need them. The layer is then combined in float64.
-LARGEST_COEFFICIENT = 1e30
+# Where the largest coefficient is outside this range, it is too close to where float32 overflows or
+# goes subnormal: old gradients that are next to nothing beside the new one need such, or the new
+# one beside them. The layer is then combined in float64.
+SAFE_COEFFICIENT = (1e-30, 1e30)
 
 # Squared norms outside this range come too close to where float32 overflows or goes subnormal;
 # the layer is then measured again in float64.
@@ -187,7 +188,8 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
     """Return g + cᵀG as a new array."""
     if not np.any(c):
         return xp.asarray(g, copy=True)
-    precise = precise or bool(np.abs(c).max() > LARGEST_COEFFICIENT)
+    low, high = SAFE_COEFFICIENT
+    precise = precise or not low < np.abs(c).max() < high
     if precise and g.dtype != xp.float64:
         return _combined_in_float64(xp, g, G, c)
     # The product of a vector with a single row is oddly slow in BLAS.

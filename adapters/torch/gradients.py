@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradproj as gp
-from gradproj._measure import LARGEST_COEFFICIENT, combine_layer, measure_layers
+from gradproj._measure import SAFE_COEFFICIENT, combine_layer, measure_layers
 from gradproj._method import TOLERANCE_32, TOLERANCE_64
 from gradproj.adapters.torch.backends import choose_backend
 from gradproj.adapters.torch.buffer import Block
@@ -145,15 +145,16 @@ class Gradients:
     def combine(self, coefficients: Floats) -> None:
         """Turn row 0 into w = g + cᵀG, in place."""
         largest = np.abs(coefficients).max(1, initial=0.0).tolist()
+        low, high = SAFE_COEFFICIENT
         for block in self.blocks:
             c = torch.from_numpy(coefficients).to(block.rows).unbind()
             parts = block.parts(coefficients.shape[1])
             for k, (layer, _, _) in enumerate(block.segments):
-                if largest[layer] > LARGEST_COEFFICIENT:
+                if low < largest[layer] < high:
+                    parts.update[k].addmv_(parts.columns[k], c[layer])
+                elif largest[layer]:
                     g, G = parts.new[k], parts.old[k]
                     g[...] = combine_layer(block.namespace, g, G, coefficients[layer], True)
-                elif largest[layer]:
-                    parts.update[k].addmv_(parts.columns[k], c[layer])
 
     def release(self, kept: Sequence[nn.Parameter]) -> None:
         """Take the buffer's views out of the `.grad` of all parameters but those."""
