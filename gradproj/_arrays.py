@@ -150,7 +150,7 @@ def bits(xp: Any, dtype: Any) -> int:
 
 
 def narrowed(xp: Any, w: Array, dtype: Any) -> Array:
-    """Round an update to 16 bits; raise if it does not fit."""
+    """Round an update to its dtype; raise if it does not fit."""
     with np.errstate(over="ignore"):
         out = xp.astype(w, dtype)
     if not bool(xp.all(xp.isfinite(out))):

@@ -46,9 +46,10 @@ def decompose(G: Array) -> tuple[Array, Array]:
         raise ValueError("G has no rows: without an old task there is nothing to decompose")
     with np.errstate(over="ignore", invalid="ignore"):
         shared = xp.mean(G, axis=0)
-    if not bool(xp.all(xp.isfinite(shared))):
+        specific = G - shared
+        fits = xp.all(xp.isfinite(xp.astype(specific, dtype)))
+    if not bool(fits):
         raise NotFiniteError("G holds numbers too large to be added up: lower the loss scale")
-    specific = G - shared
     noise = T * float(xp.finfo(G.dtype).eps) * xp.max(lengths(xp, G))
     specific = xp.where((lengths(xp, specific) > noise)[:, None], specific, xp.zeros_like(specific))
     return xp.astype(shared, dtype), xp.astype(specific, dtype)

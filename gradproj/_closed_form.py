@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gradproj._arrays import Array, SameArray, check_array, common_namespace, device
+import numpy as np
+
+from gradproj._arrays import Array, SameArray, check_array, common_namespace, device, narrowed
 from gradproj._basis import _enter, lengths
 
 
@@ -46,11 +48,13 @@ def solve(g: SameArray, shared: Array, B: Array) -> SameArray:
     array([0., 0., 1.])
     """
     xp, (new, shared, B), dtype = _enter_all(g=g, shared=shared, B=B)
-    Pg, Pshared, unit = _project_both(xp, new, shared, B)
-    slope = float(xp.sum(Pshared * Pg)) if unit else 0.0
+    size = _largest(xp, new)
+    Pg, Pshared, free = _project_both(xp, new / size, shared, B)
+    slope = float(xp.sum(Pshared * Pg)) if free else 0.0
     if slope < 0:
         Pg = Pg - slope / float(xp.sum(Pshared * Pshared)) * Pshared
-    w: SameArray = xp.astype(Pg, dtype)
+    with np.errstate(over="ignore"):
+        w: SameArray = narrowed(xp, size * Pg, dtype)
     return w
 
 
@@ -124,11 +128,13 @@ def kkt_residuals(w: Array, g: Array, shared: Array, B: Array) -> KKTResiduals:
     True
     """
     xp, (w, g, shared, B), _ = _enter_all(w=w, g=g, shared=shared, B=B)
+    largest = _largest(xp, g, w)
+    w, g = w / largest, g / largest
     size = max(_length(xp, g), _length(xp, w)) or 1.0
     w, g = w / size, g / size
-    moved, Pshared, unit = _project_both(xp, w - g, shared, B)
+    moved, Pshared, free = _project_both(xp, w - g, shared, B)
     pull = along = 0.0  # the multiplier, as the length that it moves the update by; and P ḡ · w
-    if unit:
+    if free:
         Pshared = Pshared / _length(xp, Pshared)
         pull = float(xp.sum(moved * Pshared))
         moved = moved - pull * Pshared
@@ -142,18 +148,20 @@ def kkt_residuals(w: Array, g: Array, shared: Array, B: Array) -> KKTResiduals:
     )
 
 
-def _project_both(xp: Any, x: Array, shared: Array, B: Array) -> tuple[Array, Array, float]:
-    """Return P x, P ḡ in units of ‖ḡ‖, and that unit: 0 where P ḡ is zero up to rounding."""
-    unit = _length(xp, shared)
-    if unit:
-        shared = shared / unit
+def _project_both(xp: Any, x: Array, shared: Array, B: Array) -> tuple[Array, Array, bool]:
+    """Return P x, P ḡ in units of ‖ḡ‖, and whether that is more than zero up to rounding."""
+    shared = shared / _largest(xp, shared)
+    shared = shared / (_length(xp, shared) or 1.0)
     # Twice: what rounding leaves of B after the first time, the second takes away.
     for _ in range(2):
         x = x - (B @ x) @ B
         shared = shared - (B @ shared) @ B
-    if _length(xp, shared) <= 100 * float(xp.finfo(shared.dtype).eps):
-        unit = 0.0
-    return x, shared, unit
+    return x, shared, _length(xp, shared) > 100 * float(xp.finfo(shared.dtype).eps)
+
+
+def _largest(xp: Any, *vectors: Array) -> float:
+    """Return the largest size of their numbers, or 1: to divide by before a length can overflow."""
+    return max((float(xp.max(xp.abs(x))) for x in vectors if x.shape[0]), default=0.0) or 1.0
 
 
 def _length(xp: Any, x: Array) -> float:

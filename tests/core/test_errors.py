@@ -241,6 +241,12 @@ def test_explicit_road():
                 gp.gram_schmidt(G, **{name: value})
     with pytest.raises(gp.NotFiniteError, match="G holds numbers too large to be added up"):
         gp.decompose(np.full((2, 2), 1.5e308))
+    for dtype, large in ((np.float16, 6e4), (np.float32, 3e38), (np.float64, 1.7e308)):
+        with pytest.raises(gp.NotFiniteError, match="G holds numbers too large to be added up"):
+            gp.decompose(np.asarray([[large], [-large], [-large]], dtype))
+        turned = np.asarray([[-np.sin(np.pi / 8), np.cos(np.pi / 8)]], dtype)
+        with pytest.raises(gp.NotFiniteError, match="the update does not fit into float"):
+            gp.solve(np.full(2, large, dtype), np.zeros(2, dtype), turned)
     with pytest.raises(ValueError, match=r"B has rows that are not orthonormal \(B Bᵀ is 3 off"):
         gp.solve(g, g, G)
     with pytest.raises(ValueError, match=r"B is 2 long and g 3: all of them belong to the same N"):

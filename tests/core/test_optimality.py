@@ -215,3 +215,13 @@ def test_the_judge_sees_what_a_basis_leaves_of_the_shared_gradient():
     assert gp.kkt_residuals(-g, -g, shared, B).worst > 0.1
     for new in (g, -g):
         assert gp.kkt_residuals(gp.solve(new, shared, B), new, shared, B).worst < TIGHT
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(np.float32, 1e38), (np.float64, 1e308)])
+@pytest.mark.filterwarnings("error")
+def test_the_explicit_road_takes_vectors_whose_length_overflows(dtype, large):
+    g, shared = np.full(1000, -large, dtype), np.full(1000, large, dtype)
+    B = np.zeros((0, 1000), dtype)
+    assert np.abs(gp.solve(g, shared, B)).max() <= 1e-5 * large
+    assert gp.kkt_residuals(gp.solve(g, shared, B), g, shared, B).worst < 1e-5
+    assert gp.kkt_residuals(g, g, shared, B).inequality > 0.9
