@@ -90,9 +90,8 @@ def gram_schmidt(
     array([[0.6, 0. , 0.8]])
     """
     xp, rows, dtype = _enter("H", H, 2)
-    for name, value in (("tolerance", tolerance), ("scale", scale)):
-        if value is not None and not 0 <= value < np.inf:
-            raise ValueError(f"{name}={value!r}: it should be a finite number from 0 on")
+    _check_size("tolerance", tolerance)
+    _check_size("scale", scale)
     T, N = rows.shape
     left = xp.asarray(rows, copy=True)
     basis = xp.zeros((0, N), dtype=rows.dtype, device=device(rows))
@@ -155,6 +154,7 @@ def principal_components(
     T, N = rows.shape
     if not is_rank(k):
         raise ValueError(f"k={k!r}: it should be None, an integer from 0 on, or a float in (0, 1)")
+    _check_size("tolerance", tolerance)
     made: SameArray
     if min(T, N) == 0:
         made = xp.zeros((0, N), dtype=dtype, device=device(rows))
@@ -177,6 +177,12 @@ def is_rank(k: object) -> bool:
         return bool(0 < k < 1)
     is_count = isinstance(k, int | np.integer) and not isinstance(k, bool) and k >= 0
     return k is None or bool(is_count)
+
+
+def _check_size(name: str, value: float | None) -> None:
+    """Raise unless the option is left out or a finite number from 0 on."""
+    if value is not None and not 0 <= value < np.inf:
+        raise ValueError(f"{name}={value!r}: it should be a finite number from 0 on")
 
 
 def lengths(xp: Any, H: Array) -> Array:

@@ -239,6 +239,9 @@ def test_explicit_road():
         for value in (-1.0, np.nan, np.inf):
             with pytest.raises(ValueError, match=f"{name}={value}: it should be a finite number"):
                 gp.gram_schmidt(G, **{name: value})
+    for value in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match=f"tolerance={value}: it should be a finite number"):
+            gp.principal_components(G, tolerance=value)
     with pytest.raises(gp.NotFiniteError, match="G holds numbers too large to be added up"):
         gp.decompose(np.full((2, 2), 1.5e308))
     for dtype, large in ((np.float16, 6e4), (np.float32, 3e38), (np.float64, 1.7e308)):
