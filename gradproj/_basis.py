@@ -106,9 +106,13 @@ def gram_schmidt(
         if size <= tolerance * scale:
             break
         b = left[k, :] / size
-        for _ in range(2):
-            b = b - (basis @ b) @ basis
-            b = b / lengths(xp, b[None, :])[0]
+        b = b - (basis @ b) @ basis
+        rest = lengths(xp, b[None, :])[0]
+        if float(rest) < 0.5:  # rounding, most of it along the basis, whatever the tolerance
+            break
+        b = b / rest
+        b = b - (basis @ b) @ basis
+        b = b / lengths(xp, b[None, :])[0]
         basis = xp.concat([basis, b[None, :]])
         left = left - (left @ b)[:, None] * b
         length = lengths(xp, left)

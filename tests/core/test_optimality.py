@@ -138,6 +138,16 @@ def test_gram_schmidt_and_pca_span_the_same_space(case):
     assert np.allclose(one.T @ one, other.T @ other, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("error")
+def test_gram_schmidt_is_orthonormal_even_with_a_tolerance_below_rounding():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        H = np.round(3 * np.outer(rng.standard_normal(5), rng.standard_normal(4)))
+        for tolerance in (0.0, 1e-17):
+            B = gp.gram_schmidt(H, tolerance=tolerance)
+            assert np.allclose(B @ B.T, np.eye(len(B)), atol=1e-13)
+
+
 # In float32, inner products are good to about 6e-8 of the squared lengths, which a condition κ
 # turns into 6e-8 κ² of ‖g‖. `precise` rounds the update once, whatever the condition, and so it is
 # for gradients that are short.
