@@ -19,6 +19,7 @@ class AGEM(Method):
 
     with the closed form :math:`w = g + v \bar g`, where :math:`v = 0` if
     :math:`\bar g^\top g \ge 0` and :math:`v = \max(\gamma, -\bar g^\top g / \|\bar g\|^2)` if not.
+    Where the old gradients cancel, :math:`\bar g` zero up to rounding, nothing is corrected.
 
     Parameters
     ----------

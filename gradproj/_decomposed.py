@@ -78,6 +78,9 @@ class Decomposed(Method):
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
+        for name in ("shared", "specific"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name}={getattr(self, name)!r}: it should be True or False")
         if self.relaxation not in ("pca", "first", "last"):
             raise ValueError(
                 f"relaxation={self.relaxation!r}: it should be 'pca', 'first' or 'last'"
@@ -159,4 +162,4 @@ class Decomposed(Method):
     def _reduce(self, T: int) -> tuple[HostArray, Method] | None:
         if self._has_specific():
             return None
-        return np.full((1, T), 1 / T), replace(self, strength=self.strength * T)
+        return np.full((1, T), 1 / T), replace(self, strength=float(self.strength) * T)

@@ -52,6 +52,8 @@ class SGEM(Method):
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
+        if not isinstance(self.seed, int | np.integer) or self.seed < 0:
+            raise ValueError(f"seed={self.seed!r}: it should be an integer from 0 on")
         object.__setattr__(self, "generator", np.random.default_rng(self.seed))
 
     def solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:

@@ -150,6 +150,11 @@ def test_layers_may_come_from_generators():
         (lambda: gp.GEM(strength=float("nan")), "strength=nan: it should be a finite number"),
         (lambda: gp.AGEM(strength=float("inf")), "strength=inf: it should be a finite number"),
         (lambda: gp.SGEM(strength=-0.5), r"strength=-0\.5: it should be"),
+        (lambda: gp.SGEM(seed=None), "seed=None: it should be an integer from 0 on"),
+        (lambda: gp.SGEM(seed=-1), "seed=-1: it should be an integer from 0 on"),
+        (lambda: gp.SGEM(seed=0.5), r"seed=0\.5: it should be an integer from 0 on"),
+        (lambda: gp.Decomposed(shared="no"), "shared='no': it should be True or False"),
+        (lambda: gp.Decomposed(specific=None), "specific=None: it should be True or False"),
         (lambda: gp.GEM(strength=np.complex128(1)), r"strength=np\.complex128.*: it should be"),
     ],
 )

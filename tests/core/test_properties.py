@@ -163,6 +163,14 @@ def test_strength_adds_the_old_gradients(case, strength):
     assert close(gp.project(g, G, replay), g + strength * G.sum(0), size)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.float16])
+def test_strength_may_be_any_number_of_numpy(kind):
+    G = np.full((200, 3), 0.5)
+    for options in ({"rank": 0}, {"rank": 1}, {"shared": False, "specific": False}):
+        w = gp.project(np.ones(3), G, gp.Decomposed(**options, strength=kind(2)))
+        assert np.allclose(w, 201.0)
+
+
 @pytest.mark.parametrize("method", [*EVERY_METHOD, gp.SGEM()], ids=repr)
 def test_no_old_task_leaves_the_gradient_alone(method):
     g = np.asarray([1.0, -2.0])
