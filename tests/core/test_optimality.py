@@ -227,6 +227,24 @@ def test_the_judge_sees_what_a_basis_leaves_of_the_shared_gradient():
         assert gp.kkt_residuals(gp.solve(new, shared, B), new, shared, B).worst < TIGHT
 
 
+def test_the_judge_sees_each_condition_alone():
+    x, y, z = np.eye(3)
+    shared, B = y, x[None]
+    cases = {
+        "stationarity": (y, y + z, 0.5**0.5),  # moved where no constraint pulls
+        "equality": (x + y, x + y, 0.5**0.5),  # B w is not zero
+        "inequality": (-y, -y, 1.0),  # the shared gradient is hurt
+        "dual": (0 * y, y, 1.0),  # pushed back from a constraint that allows more
+        "slackness": (2 * y, y, 0.5),  # pulled by a constraint that does not bind
+    }
+    for name, (w, g, size) in cases.items():
+        found = gp.kkt_residuals(w, g, shared, B)
+        for other in cases:
+            wanted = size if other == name else 0.0
+            assert getattr(found, other) == pytest.approx(wanted, abs=1e-15), (name, other)
+        assert found.worst == pytest.approx(size)
+
+
 @pytest.mark.parametrize(("dtype", "large"), [(np.float32, 1e38), (np.float64, 1e308)])
 @pytest.mark.filterwarnings("error")
 def test_the_explicit_road_takes_vectors_whose_length_overflows(dtype, large):

@@ -268,6 +268,30 @@ def test_sgem_draws_are_seeded_and_uniform():
     assert np.abs(counts - 100).max() < 4 * np.sqrt(400 * 3 / 16)
 
 
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sgem_is_agem_of_the_task_that_it_draws(dtype, precise):
+    G, g = (np.eye(4, 5) - 1).astype(dtype), np.ones(5, dtype)
+    for strength in (0.0, 0.5, 3.0):
+        found = gp.project(g, G, gp.SGEM(strength, seed=1), full_output=True, precise=precise)
+        k = int(np.flatnonzero(found.coefficients)[0])
+        expected = gp.project(g, G[k : k + 1], gp.AGEM(strength), full_output=True)
+        assert np.allclose(found.update, expected.update)
+        assert found.multiplier == pytest.approx(max(1.0, strength))
+
+
+def test_gem_tells_how_many_constraints_are_active():
+    g = np.asarray([-1.0, -2.0, 3.0, 0.5])
+    for strength in (0.0, 0.25):
+        found = gp.project(g, np.eye(4), gp.GEM(strength), full_output=True)
+        assert found.rank == 2
+        assert found.corrected
+        assert found.multiplier == 2.0
+        assert found.coefficients.tolist() == [1.0, 2.0, strength, strength]
+    free = gp.project(-g[:2], np.eye(2), gp.GEM(0.25), full_output=True)
+    assert (free.rank, free.corrected, free.multiplier) == (0, False, 0.0)
+
+
 def test_sgem_takes_up_its_draws_where_a_checkpoint_left_them():
     G, g = -np.eye(6), np.ones(6)
     method = gp.SGEM(seed=2)
