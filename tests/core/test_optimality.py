@@ -113,6 +113,18 @@ def test_gem_agrees_with_an_independent_solver(case):
     assert np.linalg.norm(w - gem_by_least_squares(g, G)) <= 1e-7 * np.linalg.norm(g)
 
 
+@pytest.mark.parametrize("condition", [1e3, 1e4, 1e5])
+def test_what_is_projected_out_is_gone_far_below_what_the_condition_allows(condition):
+    # The second pass of the projection: one alone leaves three to six digits more behind.
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        left = np.linalg.qr(rng.standard_normal((6, 6)))[0]
+        right = np.linalg.qr(rng.standard_normal((40, 6)))[0].T
+        G, g = left * np.geomspace(1, 1 / condition, 6) @ right, rng.standard_normal(40)
+        left_over = (G - G.mean(0)) @ gp.project(g, G)
+        assert np.abs(left_over).max() < 1e-15 * condition * np.linalg.norm(g)
+
+
 @given(case=zoo.gradients(), method=decomposed)
 def test_fast_road_equals_explicit_road(case, method):
     g, G = case

@@ -187,6 +187,14 @@ def test_equal_tasks_have_nothing_specific():
     assert result.rank == 0
 
 
+@pytest.mark.parametrize("T", [3, 7, 10])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_tasks_decompose_into_exact_zeros(T, dtype):
+    row = np.random.default_rng(1).standard_normal(9).astype(dtype)
+    _, specific = gp.decompose(np.tile(row, (T, 1)))
+    assert not specific.any()
+
+
 def test_a_used_up_layer_is_not_corrected():
     G = zoo.NAMED["ten-number layer under 12 tasks"]
     result = gp.project(zoo.new_gradient(G), G, full_output=True)
