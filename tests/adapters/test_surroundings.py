@@ -231,6 +231,19 @@ def test_a_skipped_step_does_not_blind_the_next():
 # Dtypes and devices ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_an_autocast_around_the_step_is_for_the_losses_alone(method, backend):
+    model = nn.Linear(2000, 1, bias=False)
+    G = torch.randn(3, 2000)
+    g = torch.randn(2000) - G.sum(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        Projector(model, method, backend=backend).backward_batches(
+            lambda model, x: (model.weight * x).sum(), (g,), [(row,) for row in G]
+        )
+    torch.testing.assert_close(model.weight.grad[0], gp.project(g, G, method))
+
+
 def test_an_update_beyond_float16_is_an_overflow():
     model = nn.Linear(2, 1, bias=False).half()
     x = torch.tensor([[60000.0, 0.0]]).half()
