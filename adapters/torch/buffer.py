@@ -164,7 +164,8 @@ class Block:
                         f"the gradient of a parameter of shape {tuple(p.shape)} is sparse "
                         f"({found.layout}); use dense gradients, as nn.Embedding(sparse=False) does"
                     )
-                view.copy_(shards.local(found))
+                # Detached: after backward(create_graph=True) the buffer would keep the graph.
+                view.copy_(shards.local(found.detach()))
                 touched.append(True)
                 copied += 1
         if self.landing is not None and add:

@@ -308,6 +308,28 @@ def test_exchanged_weights_are_let_go():
     projector.backward(model(torch.ones(1, 3)).sum())
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("aimed", [True, False])
+def test_no_graph_is_kept_of_gradients_that_have_one(aimed):
+    model = mlp(5, 6, 3)
+    new, *old = batches(2)
+    expected = reference(model, loss, new, old, gp.GEM())
+    projector = Projector(model, gp.GEM(), layers="all")
+
+    def run(batch, task=None):
+        if aimed:
+            projector.zero_grad(task)
+        loss(model, *batch).backward(create_graph=True)
+
+    for task, batch in enumerate(old):
+        run(batch, task)
+        projector.store(task)
+    run(new)
+    projector.project()
+    assert not any(p.grad.requires_grad for p in model.parameters())
+    agree(model, expected)
+
+
 def test_a_list_of_losses_takes_as_many_rows_as_there_are_tasks():
     model = mlp(5, 6, 3)
     new, *old = batches(8)
