@@ -52,7 +52,8 @@ def vectorised(
     if not old:
         return {p: p.new_empty((0, *p.shape)) for p in model.parameters() if p.requires_grad}
     bound = _Bound(model, loss)
-    trainable = {n: p for n, p in bound.named_parameters() if p.requires_grad}
+    # The model's alone: a loss that is a module may have parameters of its own.
+    trainable = {f"model.{n}": p for n, p in model.named_parameters() if p.requires_grad}
     state = bound.state()
     both = grad_and_value(
         lambda parameters, *batch: functional_call(bound, (parameters, state), batch)

@@ -190,6 +190,29 @@ def test_a_penalty_on_captured_parameters_takes_the_loop():
     agree(model, expected)
 
 
+class Tempered(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, model, x, y):
+        return loss(model, x, y) * self.scale
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_parameter_of_the_loss_gets_the_gradients_of_all_tasks(method):
+    model, tempered = mlp(5, 6, 3), Tempered()
+    new, *old = batches(12)
+    projector = Projector(model, method, engine="auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        projector.backward_batches(tempered, new, old)
+    expected = sum(loss(model, *batch) for batch in (new, *old))
+    torch.testing.assert_close(tempered.scale.grad, expected)
+
+
 def test_an_error_of_the_loss_itself_is_no_reason_to_leave_vmap():
     def broken(*_):
         raise RuntimeError("no such file")
