@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -119,4 +119,13 @@ def losses(given: Any) -> None:
     if isinstance(given, Tensor) or not isinstance(given, Iterable):
         raise TypeError(
             f"old_losses is a {type(given).__name__}; pass a list with one loss an old task"
+        )
+
+
+def batch(given: Any, name: str) -> None:
+    """Raise for what would fall apart when it is handed to the loss."""
+    if isinstance(given, Tensor | Mapping | str) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"{name} is a {type(given).__name__}; pass a tuple of what the loss takes after the "
+            "model, such as (x, y), or (x,) for one thing"
         )

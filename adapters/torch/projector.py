@@ -183,6 +183,9 @@ class Projector:
         (tensor([[0.5000, 0.5000]]), 'loop')
         """
         old = list(old)
+        checks.batch(new, "new")
+        for task, batch in enumerate(old):
+            checks.batch(batch, f"old[{task}]")
         self.engine = engines.choose(self._wanted_engine, self.model, old)
         new_loss = partial(loss, self.model, *new)
         with self._recorder.step():

@@ -168,6 +168,23 @@ def test_losses_that_cannot_be_run_backward_are_named(losses, error, message):
         Projector(model).backward(model(x).sum(), losses(model, x))
 
 
+@pytest.mark.parametrize(
+    ("new", "old", "message"),
+    [
+        (lambda x: x[0], lambda x: [(x[1],)], "new is a Tensor; pass a tuple of what the loss"),
+        (lambda x: (x[0],), lambda x: x[1:], r"old\[0\] is a Tensor; pass a tuple of what the l"),
+        (lambda x: {"x": x[0]}, lambda _: [], r"new is a dict; .* or \(x,\) for one thing"),
+        (lambda x: (x[0],), lambda x: {7: (x[1],)}, r"old\[0\] is a int; pass a tuple of what"),
+    ],
+)
+def test_a_batch_that_would_fall_apart_is_refused(new, old, message):
+    x = torch.randn(2, 1, 4)  # of one sample: its row alone would pass for a batch
+    with pytest.raises(TypeError, match=message):
+        Projector(nn.Linear(4, 3)).backward_batches(
+            lambda model, x: model(x).square().sum(), new(x), old(x)
+        )
+
+
 @pytest.mark.parametrize("engine", ["loop", "vmap", "auto"])
 def test_batches_may_come_from_a_generator(engine):
     model, x = nn.Linear(4, 3), torch.randn(3, 2, 4)
