@@ -14,7 +14,7 @@ from gradproj.adapters.torch.policies import PLACING, Offer, herding
 Task = int | str
 
 LABELLED = ("balanced", "herding")  # policies that read the labels
-# What torch cannot write by index, and integers of as many bits that it can.
+# What torch cannot read or write by index, and integers of as many bits that it can.
 BITS = {
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
@@ -121,8 +121,7 @@ class EpisodicMemory:
         if n >= size:
             return tuple(t.clone() for t in self.all(task))
         chosen = torch.randperm(size, generator=self.generator, device="cpu")[:n]
-        # Four times as fast as indexing, which counts where every step draws from every old task.
-        return tuple(t.index_select(0, chosen.to(t.device)) for t in self._samples[task])
+        return tuple(_picked(t, chosen) for t in self._samples[task])
 
     def all(self, task: Task | None = None) -> tuple[Tensor, ...]:
         """Return all samples of a task, or of all tasks one after the other.
@@ -248,8 +247,8 @@ class EpisodicMemory:
         else:
             slots, sources = PLACING[self.policy](offer)
         for place, source in zip(stored, offered, strict=True):
-            chosen = source.index_select(0, sources.to(source.device))
-            _indexable(place).index_copy_(0, slots.to(place.device), _indexable(chosen))
+            chosen = _indexable(_picked(source, sources))
+            _indexable(place).index_copy_(0, slots.to(place.device), chosen)
         return max(size, int(slots.max()) + 1 if len(slots) else 0)
 
     def _features(self, inputs: Tensor) -> Tensor:
@@ -257,6 +256,11 @@ class EpisodicMemory:
             return inputs.flatten(1).cpu()
         with torch.no_grad():
             return self.features(inputs).cpu()
+
+
+def _picked(t: Tensor, rows: Tensor) -> Tensor:
+    # Four times as fast as indexing, which counts where every step draws from every old task.
+    return _indexable(t).index_select(0, rows.to(t.device)).view(t.dtype)
 
 
 def _indexable(t: Tensor) -> Tensor:

@@ -369,14 +369,15 @@ def test_a_list_of_losses_takes_as_many_rows_as_there_are_tasks():
 @pytest.mark.parametrize(
     "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.bool]
 )
+@pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("policy", ["last", "reservoir"])
-def test_a_memory_takes_any_dtype(dtype, policy):
+def test_a_memory_takes_any_dtype(dtype, shape, policy):
     memory = EpisodicMemory(3, policy)
     for number in range(5):
-        memory.add(0, torch.full((2, 2), number % 2).to(dtype))
+        memory.add(0, torch.full(shape, number % 2).to(dtype))
     (x,) = memory.sample(0, 2)
     assert x.dtype == dtype
-    assert x.shape == (2, 2)
+    assert x.shape == shape
 
 
 def test_numbers_of_numpy_do_not_spoil_the_state(tmp_path):
