@@ -253,9 +253,15 @@ class EpisodicMemory:
 
     def _features(self, inputs: Tensor) -> Tensor:
         if self.features is None:
-            return inputs.flatten(1).cpu()
+            return inputs.reshape(len(inputs), -1).cpu()
         with torch.no_grad():
-            return self.features(inputs).cpu()
+            found = self.features(inputs).cpu()
+        if found.ndim != 2 or len(found) != len(inputs):
+            raise ValueError(
+                f"features makes {tuple(found.shape)} of {len(inputs)} samples; let it return one "
+                f"row a sample, ({len(inputs)}, F), for example with flatten(1)"
+            )
+        return found
 
 
 def _picked(t: Tensor, rows: Tensor) -> Tensor:

@@ -102,6 +102,19 @@ def test_herding_sees_the_features_it_is_given():
     assert torch.equal(memory.all(0)[0][0], x[herd(features)[0]])
 
 
+@pytest.mark.parametrize("shape", [(4, 8, 1, 1), (4,), (3, 8)], ids=str)
+def test_herding_refuses_features_that_are_not_a_row_a_sample(shape):
+    memory = EpisodicMemory(2, "herding", features=lambda _: torch.randn(shape))
+    with pytest.raises(ValueError, match=r"features makes \(.*\) of 4 samples; let it return one"):
+        memory.add(0, torch.randn(4, 3), torch.arange(4))
+
+
+def test_herding_takes_samples_that_are_one_number():
+    memory = EpisodicMemory(2, "herding")
+    memory.add(0, torch.tensor([3.0, -4.0, 5.0]), torch.zeros(3, dtype=torch.long))
+    assert len(memory) == 2
+
+
 def test_batches_are_drawn_without_replacement_from_one_seed():
     memories = [EpisodicMemory(50, seed=s) for s in (3, 3, 4)]
     draws = []
