@@ -61,7 +61,8 @@ class Block:
             self.segments.append((layer, start, width))
         first = shards.local(self.parameters[0].detach())
         self.width = width
-        self.landing = first.new_zeros(width) if first.dtype in HALF else None
+        with torch.inference_mode(False):  # or it could not be written to in any other mode
+            self.landing = first.new_zeros(width) if first.dtype in HALF else None
         work = torch.float32 if self.landing is not None else first.dtype
         self.rows = first.new_zeros((0, width), dtype=work)
         self.views: list[list[Tensor]] = []
@@ -81,7 +82,8 @@ class Block:
         """Take exactly `count` new rows of zeros in place of those that were there."""
         self.array, self._parts = None, None
         self.views, self.grads = [], []
-        self.rows = self.rows.new_zeros((count, self.width))
+        with torch.inference_mode(False):
+            self.rows = self.rows.new_zeros((count, self.width))
         self.array = as_array(self.rows, self.backend)
         self.namespace = np if self.backend == "numpy" else array_namespace(self.array)
         if self.landing is not None:

@@ -267,6 +267,20 @@ def test_an_autocast_around_the_step_is_for_the_losses_alone(method, backend):
     torch.testing.assert_close(model.weight.grad[0], gp.project(g, G, method))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_buffer_from_inference_can_be_trained_with(dtype):
+    model = mlp(5, 6, 3).to(dtype)
+    new, *old = ((x.to(dtype), y) for x, y in batches(2))
+    updates = []
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            projector = Projector(model, gp.GEM())
+            projector.zero_grad(task=0)  # which makes room for its row
+        projector.backward_batches(loss, new, old)
+        updates.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*updates, strict=True))
+
+
 def test_an_update_beyond_float16_is_an_overflow():
     model = nn.Linear(2, 1, bias=False).half()
     x = torch.tensor([[60000.0, 0.0]]).half()
