@@ -128,6 +128,16 @@ def test_a_frozen_parameter_is_not_moved_by_what_an_earlier_step_left():
     assert torch.equal(model[0].weight, before)
 
 
+def test_an_update_is_still_there_after_the_model_has_grown():
+    model = nn.Sequential(nn.Linear(3, 4))
+    projector = Projector(model)
+    projector.backward(model(torch.randn(5, 3)).sum())
+    update = model[0].weight.grad.clone()
+    model.append(nn.Linear(4, 2))
+    assert list(projector.layers) == ["0", "1"]
+    assert torch.equal(model[0].weight.grad, update)
+
+
 def test_a_state_saved_after_the_model_has_grown_can_be_loaded():
     model = nn.ModuleDict({"body": nn.Linear(4, 5), "heads": nn.ModuleList([nn.Linear(5, 2)])})
     projector = Projector(model, gp.SGEM())

@@ -281,6 +281,17 @@ def test_a_buffer_from_inference_can_be_trained_with(dtype):
     assert all(torch.equal(a, b) for a, b in zip(*updates, strict=True))
 
 
+@pytest.mark.parametrize(("dtype", "rank"), [(torch.float32, 0), (torch.float64, 2)])
+def test_differences_beyond_the_precision_of_the_gradients_do_not_count(dtype, rank):
+    model = nn.Linear(2000, 1, bias=False).to(dtype)
+    G = torch.randn(2000, dtype=dtype) + 1e-5 * torch.randn(3, 2000, dtype=dtype)
+    projector = Projector(model)
+    projector.backward_batches(
+        lambda model, x: (model.weight * x).sum(), (-G[0],), [(row,) for row in G]
+    )
+    assert projector.last.rank.tolist() == [rank]
+
+
 def test_an_update_beyond_float16_is_an_overflow():
     model = nn.Linear(2, 1, bias=False).half()
     x = torch.tensor([[60000.0, 0.0]]).half()
