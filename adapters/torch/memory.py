@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class EpisodicMemory:
         self.policy = policy
         self.device = device
         self.features = features
-        self.generator = torch.Generator("cpu").manual_seed(seed)
+        self.generator = torch.Generator("cpu").manual_seed(index(seed))  # as this does
         self._samples: dict[Task, tuple[Tensor, ...]] = {}
         self._size: dict[Task, int] = {}
         self._seen: dict[Task, int] = {}

@@ -406,7 +406,8 @@ def test_a_memory_takes_any_dtype(dtype, shape, policy):
 
 
 def test_numbers_of_numpy_do_not_spoil_the_state(tmp_path):
-    memory = EpisodicMemory(np.int64(4))
+    memory = EpisodicMemory(np.int64(4), seed=np.int64(7))
+    assert memory.generator.initial_seed() == 7
     memory.add(np.int64(0), torch.ones(2, 1))
     torch.save(memory.state_dict(), tmp_path / "memory.pt")
     again = EpisodicMemory(4)
