@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ def project_gradients(
     >>> project_gradients(new, old)
     [tensor([[0.5000, 0.5000]]), tensor([3.])]
     """
+    _check_alike(new, old)
     groups = [[i] for i in range(len(new))] if layers is None else [list(group) for group in layers]
     if sorted(i for group in groups for i in group) != list(range(len(new))):
         raise ValueError(
@@ -67,7 +68,6 @@ def project_gradients(
             raise ValueError(
                 f"old[{task}] has shapes {shapes} and new {expected}; they should be the same"
             )
-    _check_alike(new, old)
     groups = [used for group in groups if (used := [i for i in group if i in filled])]
     flat_new = [_flat([filled[i] for i in group]) for group in groups]
     flat_old = []
@@ -97,13 +97,17 @@ def _filled(
 
 
 def _check_alike(new: Sequence[Tensor | None], old: Sequence[Sequence[Tensor | None]]) -> None:
-    """Raise unless all gradients have one dtype and one device."""
-    names = {"new": new, **{f"old[{task}]": gradients for task, gradients in enumerate(old)}}
+    """Raise unless all are lists, of gradients of one dtype and one device."""
+    names: dict[str, Any] = {"new": new, **{f"old[{task}]": each for task, each in enumerate(old)}}
     first = None
     for name, gradients in names.items():
+        if isinstance(gradients, Tensor):  # whose rows would pass for parameters
+            raise TypeError(f"{name} is a Tensor; pass a list with one tensor a parameter")
         for i, t in enumerate(gradients):
             if t is None:
                 continue
+            if not isinstance(t, Tensor):
+                raise TypeError(f"{name}[{i}] is a {type(t).__name__}; pass tensors, or None")
             first = first or (f"{name}[{i}]", t)
             if (t.dtype, t.device) != (first[1].dtype, first[1].device):
                 raise TypeError(
