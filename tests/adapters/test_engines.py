@@ -18,7 +18,11 @@ def batches(tasks, shape, classes=3, count=5):
 
 
 def convolution():
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    return nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+
+
+def channels_last():
+    return convolution().to(memory_format=torch.channels_last)
 
 
 def normed():
@@ -33,7 +37,13 @@ def tied():
 
 @pytest.mark.parametrize(
     ("build", "shape"),
-    [(lambda: mlp(4, 6, 3), (4,)), (normed, (4,)), (tied, (4,)), (convolution, (1, 6, 6))],
+    [
+        (lambda: mlp(4, 6, 3), (4,)),
+        (normed, (4,)),
+        (tied, (4,)),
+        (convolution, (2, 6, 6)),
+        (channels_last, (2, 6, 6)),
+    ],
 )
 def test_vmap_equals_the_loop(build, shape):
     model = build()

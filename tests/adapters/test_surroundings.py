@@ -307,6 +307,21 @@ def test_an_update_beyond_float16_is_an_overflow():
         step("raise")
     assert step("skip").last is None
     assert model.weight.grad.isnan().all()
+    model, x = model.bfloat16(), x.bfloat16()  # which has room for it
+    step("raise")
+    assert float(model.weight.grad[0, 0]) == 2 * float(x[0, 0])
+
+
+def test_a_skipped_step_is_marked_in_every_dtype():
+    model = mlp(5, 6, 3)
+    model[0].bfloat16()
+
+    def one_is_nan():
+        outputs = model[2](model[0](torch.randn(4, 5).bfloat16()).float())
+        return outputs.sum() + torch.nan * model[2].bias.sum()
+
+    Projector(model, overflow="skip").backward(one_is_nan)
+    assert all(p.grad.isnan().all() for p in model.parameters())
 
 
 def test_a_frozen_sparse_embedding_is_no_obstacle():
