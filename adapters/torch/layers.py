@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import groupby
 
 from torch import nn
@@ -42,7 +42,7 @@ def group_parameters(model: nn.Module, layers: Layers) -> dict[str, tuple[str, .
     {'0': ('0.weight', '0.bias'), '2': ('2.weight', '2.bias')}
     """
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    if isinstance(layers, str):
+    if isinstance(layers, str) or not (callable(layers) or isinstance(layers, Iterable)):
         if layers not in NAMED:
             known = ", ".join(repr(name) for name in NAMED)
             raise ValueError(

@@ -95,6 +95,7 @@ def test_tied_weights_count_once_under_their_first_name():
     ("layers", "error", "message"),
     [
         ("modul", ValueError, "layers='modul' is not known; use 'module', 'tensor'"),
+        (None, ValueError, "layers=None is not known; use 'module', 'tensor'"),
         ([NAMES[:3]], ValueError, r"layers leaves out \['head.weight', 'head.bias'\]"),
         ([NAMES, ["tail"]], ValueError, r"layers\[1\] names 'tail', which the model does not have"),
         ([NAMES, NAMES[:1]], ValueError, r"layers\[1\] and layers\[0\] both hold 'body.0.weight'"),
