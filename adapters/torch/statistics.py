@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ def kept(model: nn.Module) -> Iterator[None]:
 
 def refuse_tensors(old_losses: Iterable[Any]) -> None:
     """Raise for losses whose forward pass has already moved the statistics."""
-    if isinstance(old_losses, (list, tuple)) and any(isinstance(x, Tensor) for x in old_losses):
+    if isinstance(old_losses, Collection) and any(isinstance(x, Tensor) for x in old_losses):
         raise ValueError(
             "old_losses holds tensors: their forward passes have already moved the running "
             "statistics; with running_statistics=False pass functions or a generator"

@@ -1,5 +1,7 @@
 """What the projector does in the cases that break other libraries, one test a policy."""
 
+from collections import deque
+
 import pytest
 import torch
 from torch import nn
@@ -117,14 +119,15 @@ def test_batch_norm_uses_each_batch_and_moves_statistics_only_if_asked(moves):
         assert torch.equal(dict(model.named_buffers())[name], buffer), name
 
 
-def test_statistics_cannot_be_kept_for_passes_already_made():
+@pytest.mark.parametrize("form", [list, tuple, deque])
+def test_statistics_cannot_be_kept_for_passes_already_made(form):
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     x = torch.randn(3, 4)
     projector = Projector(model, running_statistics=False)
     with pytest.raises(
         ValueError, match=r"old_losses holds tensors.*pass functions or a generator"
     ):
-        projector.backward(model(x).sum(), [model(x).sum()])
+        projector.backward(model(x).sum(), form([model(x).sum()]))
 
 
 def test_gradient_accumulation_equals_the_whole_batch():
