@@ -48,6 +48,22 @@ def test_both_engines_know_what_no_loss_has_used(engine):
     assert unused == ["heads.1.weight", "heads.1.bias", "spare.weight", "spare.bias"]
 
 
+def test_a_head_that_is_not_used_any_more_has_no_gradient_of_an_earlier_step():
+    model = TwoHeads()
+    x = torch.randn(2, 5, 4)
+    answers = []
+    used = Projector(model, gp.Decomposed(strength=0.5))
+    for projector, heads in ((used, (1, 0)), (Projector(model, used.method), (0,))):
+        for head in heads:
+            model.zero_grad()
+            model(x[1], head).square().sum().backward()
+            projector.store(0)
+            model(x[0], 1).square().sum().backward()
+            projector.project()
+        answers.append(model.heads[1].weight.grad.clone())
+    assert torch.equal(*answers)
+
+
 def test_weight_decay_leaves_untouched_parameters_alone():
     model = TwoHeads()
     before = model.spare.weight.detach().clone()
