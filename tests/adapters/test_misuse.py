@@ -73,22 +73,33 @@ def test_a_new_gradient_that_came_first_is_missed_and_not_mistaken():
         projector.project()
 
 
-def test_an_error_in_a_loss_leaves_nothing_behind():
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_in_a_loss_leaves_nothing_behind(error):
     model, x = line(1.0, 0.0)
 
     def broken():
-        raise OSError("no such batch")
+        raise error("no such batch")
 
     old = [lambda: model(torch.tensor([[-1.0, 1.0]])).sum(), broken]
     projector = Projector(model)
     for loss in (lambda: model(x).sum(), model(x).sum()):
-        with pytest.raises(OSError, match="no such batch"):
+        with pytest.raises(error, match="no such batch"):
             projector.backward(loss, old)
         model.zero_grad()
         model(x).sum().backward()
         projector.project()
         assert projector.last.coefficients.shape == (1, 0)
         assert torch.equal(model.weight.grad, x)
+
+
+def test_what_was_stored_does_not_count_in_a_step_of_its_own():
+    model, x = line(1.0, 0.0)
+    projector = Projector(model)
+    for task in range(3):
+        run(model, [-1.0, 1.0])
+        projector.store(task)
+    projector.backward(lambda: model(x).sum(), [lambda: model(x).sum()])
+    assert projector.last.coefficients.shape == (1, 1)
 
 
 def test_a_missing_task_is_named_and_can_be_stored_then():

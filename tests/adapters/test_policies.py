@@ -64,6 +64,16 @@ def test_a_head_that_is_not_used_any_more_has_no_gradient_of_an_earlier_step():
     assert torch.equal(*answers)
 
 
+@pytest.mark.parametrize("heads", [(0, 1), (1, 0)])
+def test_a_sum_knows_what_any_of_its_losses_has_used(heads):
+    model = TwoHeads()
+    x = torch.randn(5, 4)
+    old = [lambda head=head: model(x, head).square().sum() for head in heads]
+    Projector(model, gp.AGEM(strength=0.5)).backward(lambda: model.body(x).sum(), old)
+    unused = [name for name, p in model.named_parameters() if p.grad is None]
+    assert unused == ["spare.weight", "spare.bias"]
+
+
 def test_weight_decay_leaves_untouched_parameters_alone():
     model = TwoHeads()
     before = model.spare.weight.detach().clone()
