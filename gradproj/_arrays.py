@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
@@ -181,6 +183,41 @@ def widened(xp: Any, x: Array) -> Array:
     if isinstance(x, np.ndarray):
         return np.asarray(x, dtype=np.float64)
     return xp.astype(x, xp.float64) if has_float64(xp, device(x)) else to_host(x)
+
+
+def full_precision(x: Array) -> AbstractContextManager[object]:
+    """Have products with `x` formed with all bits of their numbers, whatever the caller has set.
+
+    An autocast around the call would form them in 16 bits. GPUs form those of float32 numbers in
+    TF32, with 10 bits of fraction, where torch has been told to; JAX has them do it by itself.
+    """
+    if isinstance(x, np.ndarray):
+        return nullcontext()
+    if compat.is_torch_array(x):
+        return _torch_in_full_precision(x.device.type)
+    if compat.is_jax_array(x):
+        precise: AbstractContextManager[object] = sys.modules["jax"].default_matmul_precision(
+            "highest"
+        )
+        return precise
+    return nullcontext()
+
+
+@contextmanager
+def _torch_in_full_precision(kind: str) -> Iterator[None]:
+    torch: Any = sys.modules["torch"]
+    matmul = torch.backends.cuda.matmul
+    found = matmul.fp32_precision
+    cast = torch.amp.is_autocast_available(kind)
+    with torch.autocast(kind, enabled=False) if cast else nullcontext():
+        if found in ("ieee", "none"):
+            yield
+            return
+        matmul.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = found
 
 
 def to_host(x: Array) -> HostArray:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradproj._arrays import Array, SameArray, bits, check_array, device, namespace
+from gradproj._arrays import Array, SameArray, bits, check_array, device, full_precision, namespace
 from gradproj._errors import NotFiniteError
 
 
@@ -100,22 +100,23 @@ def gram_schmidt(
         scale = float(xp.max(length)) if T else 0.0
     if tolerance is None:
         tolerance = 10 * T * float(xp.finfo(rows.dtype).eps)
-    for _ in range(min(T, N)):
-        k = int(xp.argmax(length))
-        size = float(length[k])
-        if size <= tolerance * scale:
-            break
-        b = left[k, :] / size
-        b = b - (basis @ b) @ basis
-        rest = lengths(xp, b[None, :])[0]
-        if float(rest) < 0.5:  # rounding, most of it along the basis, whatever the tolerance
-            break
-        b = b / rest
-        b = b - (basis @ b) @ basis
-        b = b / lengths(xp, b[None, :])[0]
-        basis = xp.concat([basis, b[None, :]])
-        left = left - (left @ b)[:, None] * b
-        length = lengths(xp, left)
+    with full_precision(rows):
+        for _ in range(min(T, N)):
+            k = int(xp.argmax(length))
+            size = float(length[k])
+            if size <= tolerance * scale:
+                break
+            b = left[k, :] / size
+            b = b - (basis @ b) @ basis
+            rest = lengths(xp, b[None, :])[0]
+            if float(rest) < 0.5:  # rounding, most of it along the basis, whatever the tolerance
+                break
+            b = b / rest
+            b = b - (basis @ b) @ basis
+            b = b / lengths(xp, b[None, :])[0]
+            basis = xp.concat([basis, b[None, :]])
+            left = left - (left @ b)[:, None] * b
+            length = lengths(xp, left)
     made: SameArray = xp.astype(basis, dtype)
     return made
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from gradproj._arrays import Array, SameArray, check_array, common_namespace, device, narrowed
+from gradproj._arrays import (
+    Array,
+    SameArray,
+    check_array,
+    common_namespace,
+    device,
+    full_precision,
+    narrowed,
+)
 from gradproj._basis import _enter, lengths
 
 
@@ -139,9 +148,11 @@ def kkt_residuals(w: Array, g: Array, shared: Array, B: Array) -> KKTResiduals:
         pull = float(xp.sum(moved * Pshared))
         moved = moved - pull * Pshared
         along = float(xp.sum(Pshared * w))
+    with full_precision(B):
+        along_basis = B @ w
     return KKTResiduals(
         stationarity=_length(xp, moved),
-        equality=_length(xp, B @ w),
+        equality=_length(xp, along_basis),
         inequality=max(0.0, -along),
         dual=max(0.0, -pull),
         slackness=abs(pull * along),
@@ -153,15 +164,20 @@ def _project_both(xp: Any, x: Array, shared: Array, B: Array) -> tuple[Array, Ar
     shared = shared / _largest(xp, shared)
     shared = shared / (_length(xp, shared) or 1.0)
     # Twice: what rounding leaves of B after the first time, the second takes away.
-    for _ in range(2):
-        x = x - (B @ x) @ B
-        shared = shared - (B @ shared) @ B
+    with full_precision(B):
+        for _ in range(2):
+            x = x - (B @ x) @ B
+            shared = shared - (B @ shared) @ B
     return x, shared, _length(xp, shared) > 100 * float(xp.finfo(shared.dtype).eps)
 
 
 def _largest(xp: Any, *vectors: Array) -> float:
-    """Return the largest size of their numbers, or 1: to divide by before a length can overflow."""
-    return max((float(xp.max(xp.abs(x))) for x in vectors if x.shape[0]), default=0.0) or 1.0
+    """Return about the largest size of their numbers, or 1: to divide by before lengths overflow.
+
+    A power of two, by which nothing is rounded.
+    """
+    largest = max((float(xp.max(xp.abs(x))) for x in vectors if x.shape[0]), default=0.0)
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
 
 
 def _length(xp: Any, x: Array) -> float:
@@ -187,7 +203,8 @@ def _enter_all(**arrays: Array) -> tuple[Any, list[Array], Any]:
 
 def _check_orthonormal(xp: Any, B: Array, dtype: Any) -> None:
     """Raise for rows that were not made orthonormal, whatever rounding has done to them since."""
-    products = B @ B.T
+    with full_precision(B):
+        products = B @ B.T
     off = xp.abs(products - xp.eye(B.shape[0], dtype=B.dtype, device=device(B)))
     worst = float(xp.max(off)) if B.shape[0] else 0.0
     if worst > float(xp.finfo(dtype).eps) ** 0.5:

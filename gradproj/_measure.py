@@ -15,6 +15,7 @@ from gradproj._arrays import (
     device,
     enter,
     from_host,
+    full_precision,
     has_float64,
     to_host,
     widened,
@@ -147,7 +148,7 @@ def measure_layers(
 ) -> tuple[HostArray, HostArray, list[bool]]:
     """Measure layers of one T: C (L, T, T), h (L, T), and which layers needed float64."""
     # Overflow is no accident here: it is looked for below.
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"), full_precision(g[0]):
         C, h, wide = _measure_layers(xp, g, G, precise)
     _check_finite(C, h, labels)
     return C, h, wide
@@ -193,7 +194,11 @@ def combine_layer(xp: Any, g: Array, G: Array, c: HostArray, precise: bool) -> A
     if precise and g.dtype != xp.float64:
         return _combined_in_float64(xp, g, G, c)
     # The product of a vector with a single row is oddly slow in BLAS.
-    w = float(c[0]) * G[0, :] if len(c) == 1 else from_host(c, g) @ G
+    if len(c) == 1:
+        w = float(c[0]) * G[0, :]
+    else:
+        with full_precision(g):
+            w = from_host(c, g) @ G
     w += g
     return w
 

@@ -16,6 +16,7 @@ from gradproj._arrays import (
     device,
     enter,
     from_host,
+    full_precision,
 )
 from gradproj._decomposed import Decomposed
 from gradproj._errors import NotFiniteError
@@ -23,7 +24,7 @@ from gradproj._measure import SAFE_SQUARE, combine_layer, cuts, measure_layers, 
 from gradproj._method import TOLERANCE_32, TOLERANCE_64, Method, Solution, solve_checked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Projection:
     r"""The update with what led to it: what ``full_output=True`` returns.
 
@@ -279,7 +280,7 @@ def _weigh(xp: Any, rows: Array, weights: HostArray) -> tuple[Array, Array | Non
         return rows[picked[0] : picked[0] + 1, :], None
     w = from_host(weights, rows)
     sums, squares = [], xp.zeros(rows.shape[0], dtype=rows.dtype, device=device(rows))
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"), full_precision(rows):
         for cut in cuts(xp, *rows.shape):
             block = rows[:, cut]  # read once from memory, then twice from the cache
             sums.append(w @ block)

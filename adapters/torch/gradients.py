@@ -117,17 +117,14 @@ class Gradients:
         for block in self.blocks:
             parts = block.parts(tasks)
             numbers = [layer for layer, _, _ in block.segments]
-            # An autocast around the whole step would have torch form the products in 16 bits.
-            with torch.autocast(block.rows.device.type, enabled=False):
-                try:
-                    # All layers in one call: the core's checks cost more than a small layer's
-                    # products.
-                    C_part, h_part, _ = measure_layers(
-                        block.namespace, parts.new, parts.old, False, [""] * len(numbers)
-                    )
-                except gp.NotFiniteError:
-                    # Not finite. Other processes wait for this one's numbers, so it goes on.
-                    C_part, h_part = _measure_one_by_one(parts.new, parts.old)
+            try:
+                # All layers in one call: the core's checks cost more than a small layer's products.
+                C_part, h_part, _ = measure_layers(
+                    block.namespace, parts.new, parts.old, False, [""] * len(numbers)
+                )
+            except gp.NotFiniteError:
+                # Not finite. Other processes wait for this one's numbers, so it goes on.
+                C_part, h_part = _measure_one_by_one(parts.new, parts.old)
             if len(self.blocks) == 1:
                 return C_part, h_part
             C[numbers] += C_part

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import gradproj as gp
+from gradproj._arrays import full_precision
 
 METHODS = [gp.Decomposed(), gp.Decomposed(rank=2), gp.Decomposed(rank=0), gp.GEM(0.5), gp.AGEM()]
 every_method = pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -124,3 +125,38 @@ def test_a_device_without_float64_is_precise(N):
 def test_a_library_of_the_first_standard():
     with array_api_strict.ArrayAPIStrictFlags(api_version="2022.12"):
         check(array_api_strict.asarray, np.asarray, gp.GEM(), *problem(30, np.float64), False)
+
+
+# Callers that have asked for products of fewer bits ----------------------------------------------
+
+
+@pytest.mark.parametrize("bits", ["float32", "float64"])
+def test_an_autocast_around_a_call_leaves_its_products_alone(bits):
+    torch = pytest.importorskip("torch")
+    g, G = map(torch.from_numpy, problem(2000, bits))
+    shared, specific = gp.decompose(G)
+    with torch.autocast("cpu", torch.bfloat16):
+        B = gp.gram_schmidt(specific)
+        w = gp.solve(g, shared, B)
+        worst = gp.kkt_residuals(w, g, shared, B).worst
+    assert worst < 1e-6
+    torch.testing.assert_close(w, gp.project(g, G), rtol=1e-4, atol=1e-5)
+
+
+def test_tf32_is_off_while_products_are_formed():
+    torch = pytest.importorskip("torch")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with full_precision(torch.zeros(1)):
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_jax_forms_products_with_all_bits(jax):
+    with full_precision(jax.numpy.zeros(1)):
+        assert jax.config.jax_default_matmul_precision == "highest"
+    assert jax.config.jax_default_matmul_precision is None
