@@ -16,8 +16,6 @@ The fast road is :func:`project` and :func:`project_layers` with a method (:clas
 :func:`kkt_residuals` to judge any update.
 """
 
-from importlib.metadata import version as _version
-
 from gradproj._agem import AGEM
 from gradproj._basis import decompose, gram_schmidt, principal_components
 from gradproj._closed_form import KKTResiduals, kkt_residuals, solve
@@ -50,4 +48,13 @@ __all__ = [
     "solve",
 ]
 
-__version__ = _version("gradproj")
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    # Looked up when it is asked for: the lookup takes a quarter of the import.
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gradproj")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ TOLERANCE_64 = 1e-13
 TOLERANCE_32 = 1e-6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Solution:
     r"""What a method found, for one problem or for a batch of L layers.
 

@@ -320,3 +320,9 @@ def test_gem_leaves_a_projected_gradient_alone_though_two_tasks_are_equal():
         g = 1e-9 * rng.standard_normal(8)
         w = gp.project(g, G, gp.GEM())
         assert close(gp.project(w, G, gp.GEM()), w, np.linalg.norm(g), 1e-12)
+
+
+def test_results_can_be_looked_for_in_lists():
+    results = [gp.project(np.ones(2), np.ones((1, 2)), full_output=True) for _ in range(2)]
+    solutions = [gp.Solution(np.zeros(2)) for _ in range(2)]
+    assert results.index(results[1]) == solutions.index(solutions[1]) == 1
