@@ -34,9 +34,10 @@ class EpisodicMemory:
         Samples kept of each task.
     policy : {"last", "random", "reservoir", "balanced", "herding"}
         What is kept when a task offers more: the latest (a ring); a random choice, drawn anew at
-        each `add`; a uniform choice of all that was ever offered; equally many of each label; of
-        each label those whose mean is nearest to the label's mean. The last two read the labels
-        from the last tensor of a sample. Offer herding a whole task at once: it sees nothing else.
+        each `add`; a uniform choice of all that was ever offered; equally many of each label, the
+        first that came; of each label those whose mean is nearest to the label's mean. The last two
+        read the labels from the last tensor of a sample. Offer herding a whole task at once: it
+        sees nothing else.
     seed : int
         Seeds the one generator of all choices and batches.
     device : device, optional

@@ -29,7 +29,7 @@ def outside_images(
     root : path, optional
         The data folder.
     limit : int
-        At most so many images, drawn at random.
+        At most so many images: of a data set drawn at random, of the stream the first.
     seed : int
         Drives the draws.
 

@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from gradproj.experiments.data.cifar import CIFAR10, CIFAR100
@@ -15,6 +16,15 @@ from gradproj.experiments.data.mnist import MNIST
 from gradproj.experiments.data.tiny_imagenet import TINY_IMAGENET
 
 RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Runs set it so, and leave it: the tests after them would depend on their order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def idx(values):

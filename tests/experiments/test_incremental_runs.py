@@ -33,14 +33,6 @@ SHORT = {
 NAMES = [name for name in presets.available() if name.startswith("class-digits/")]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def small(name, **changes):
     options = SHORT.get(presets.find(name).method, {})
     return presets.find(name, {**SMALL, "options": options, **changes})

@@ -1,36 +1,22 @@
-"""Runs: what they write, and that stopping one anywhere changes nothing."""
+"""Runs: what they write, measure and tell."""
 
-import errno
 import json
-import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.killing import run_until
+from support.running import QUICK, SPLIT, finish, result_of, steps_of
 from support.toy import toy_learner
 
 from gradproj.experiments import benchmarks, methods, metrics, runner, storage
 from gradproj.experiments.config import RunConfig, resolve
 from gradproj.experiments.evaluation import evaluate, summarise
-from gradproj.experiments.grid import process_context
-from gradproj.experiments.runner import Interrupted, run
-from gradproj.experiments.schema import ConfigError
-from gradproj.experiments.storage import RunError, RunFolder, StepLog
+from gradproj.experiments.runner import run
+from gradproj.experiments.storage import RunError, RunFolder
 from gradproj.experiments.training import Run
 
-QUICK = {
-    "benchmark": "permuted-digits",
-    "method": "single",
-    "stream": {"tasks": 3, "samples": 40},
-    "memory": {"per_task": 8, "batch": 4},
-    "network_options": {"hidden": [6]},
-}
-SPLIT = {**QUICK, "benchmark": "split-digits", "stream": {"tasks": 5, "samples": 20}}
 # What makes methods quick enough to be run whole.
 SMALL = {
     "gdumb": {"passes": 2},
@@ -38,32 +24,6 @@ SMALL = {
     "ogd": {"samples": 3},
     "icarl": {"exemplars": 20},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def result_of(folder):
-    return json.loads((Path(folder) / "result.json").read_text())
-
-
-def steps_of(folder):
-    """The log without its times, which no two runs share."""
-    lines = (Path(folder) / "steps.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
-
-
-def finish(values, folder, **arguments):
-    assert run(resolve(values), Path(folder), **arguments)
-    return result_of(folder)
-
-
-# What a run writes ------------------------------------------------------------------------------
 
 
 CASES = [
@@ -158,7 +118,6 @@ def test_averaged_weights_are_the_exponential_average(tmp_path):
     values = {**QUICK, "ema": 0.9}
     config = resolve(values)
     store = RunFolder(tmp_path)
-    from gradproj.experiments import benchmarks
 
     job = Run(config, benchmarks.build("permuted-digits", **runner.stream_options(config)), store)
     seen = []
@@ -224,27 +183,6 @@ def test_tensorboard_missing_says_what_to_install(tmp_path, monkeypatch):
         run(resolve(QUICK), tmp_path, tensorboard=True)
 
 
-# Stopping and going on --------------------------------------------------------------------------
-
-STATEFUL = {
-    "ours": {**QUICK, "method": "ours", "options": {"strength": 0.5, "rank": 1}, "ema": 0.9},
-    "sgem": {**QUICK, "method": "sgem", "options": {"strength": 0.5}},
-    "agem": {**QUICK, "method": "agem", "options": {"form": "original", "reference": 5}},
-    "derpp": {**QUICK, "method": "derpp", "momentum": 0.9, "epochs": 2},
-    "gdumb": {**QUICK, "method": "gdumb", "options": {"passes": 2, "batch": 8}},
-    "ewc": {**QUICK, "method": "ewc", "options": {"samples": 15}},
-    "si": {**QUICK, "method": "si"},
-    "icarl": {**SPLIT, "method": "icarl", "options": {"exemplars": 20}},
-    "batch norm": {
-        **SPLIT,
-        "method": "gem",
-        "network": "resnet18-small",
-        "network_options": {"nf": 2},
-        "stream": {"tasks": 2, "samples": 20},
-    },
-}
-
-
 @pytest.mark.parametrize(
     ("method", "options", "shares"),
     [
@@ -263,269 +201,3 @@ def test_progress_is_told_by_the_samples_a_task_takes(method, options, shares, t
     assert [e.fraction for e in told if e.kind == "task"] == pytest.approx(shares)
     steps = [e.fraction for e in told if e.kind == "step"]
     assert steps == sorted(steps)
-
-
-def stop_at(values, folder, step):
-    """Interrupt a run in this process as Ctrl-C does, after `step` steps."""
-
-    def listen(event):
-        if event.kind == "step" and event.step == step:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(Interrupted, match="--resume"):
-        run(resolve(values), folder, resume=True, report=listen)
-
-
-@pytest.mark.parametrize("case", STATEFUL)
-def test_ctrl_c_leaves_a_run_that_goes_on_bit_for_bit(case, tmp_path):
-    values = STATEFUL[case]
-    whole = finish(values, tmp_path / "whole")
-    count = whole["steps"]
-    for step in sorted(np.random.default_rng(0).choice(np.arange(1, count), 3, replace=False)):
-        stop_at(values, tmp_path / "cut", int(step))
-        assert (tmp_path / "cut" / "checkpoint.pt").exists()
-    resumed = finish(values, tmp_path / "cut", resume=True)
-    for key in ("accuracy_matrix", "baseline", "metrics", "steps", "averaged_accuracy_matrix"):
-        assert resumed.get(key) == whole.get(key)
-    assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "whole")
-
-
-def test_every_single_step_can_be_the_last(tmp_path):
-    values = {**QUICK, "method": "ours", "stream": {"tasks": 2, "samples": 40}}
-    whole = finish(values, tmp_path / "whole")
-    for step in range(1, whole["steps"] + 1):
-        stop_at(values, tmp_path / "cut", step)
-    assert (
-        finish(values, tmp_path / "cut", resume=True)["accuracy_matrix"] == whole["accuracy_matrix"]
-    )
-
-
-@pytest.mark.parametrize("case", ["ours", "gdumb"])
-@pytest.mark.parametrize("checkpoint_seconds", [0.0, 0.02])
-def test_sigkill_at_random_steps_changes_nothing(case, checkpoint_seconds, tmp_path):
-    values = STATEFUL[case]
-    whole = finish(values, tmp_path / "whole")
-    seed = int.from_bytes(os.urandom(4))
-    print(f"steps drawn with seed {seed}")
-    for step in sorted(np.random.default_rng(seed).integers(1, whole["steps"], 2)):
-        arguments = (values, tmp_path / "cut", int(step), checkpoint_seconds)
-        process = process_context().Process(target=run_until, args=arguments)
-        process.start()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        assert not (tmp_path / "cut" / "result.json").exists()
-    resumed = finish(values, tmp_path / "cut", resume=True)
-    assert resumed["accuracy_matrix"] == whole["accuracy_matrix"]
-    assert resumed.get("averaged_accuracy_matrix") == whole.get("averaged_accuracy_matrix")
-    assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "whole")
-
-
-def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "owned"),)
-
-    store = RunFolder(tmp_path)
-    with store.prepared(resolve(QUICK)):
-        pass
-    with store.checkpoint.open("wb") as file:
-        torch.save({"learner": Evil()}, file)
-    with pytest.raises(RunError, match=r"cannot be read .*UnpicklingError.*--force"):
-        run(resolve(QUICK), tmp_path, resume=True)
-    assert not (tmp_path / "owned").exists()
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_checkpoint_cut_short_is_named_with_the_cure(share, tmp_path):
-    stop_at(QUICK, tmp_path, 3)
-    content = (tmp_path / "checkpoint.pt").read_bytes()
-    (tmp_path / "checkpoint.pt").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(RunError, match=r"checkpoint.pt cannot be read .*--force starts the run"):
-        run(resolve(QUICK), tmp_path, resume=True)
-    assert run(resolve(QUICK), tmp_path, force=True)
-
-
-def test_a_run_stops_when_it_is_asked_to(tmp_path):
-    asked = iter([False, False, True])
-    with pytest.raises(Interrupted, match="--resume"):
-        run(resolve(QUICK), tmp_path, should_stop=lambda: next(asked))
-    assert RunFolder(tmp_path).load_checkpoint()["position"]["total"] == 3
-
-
-# Folders ----------------------------------------------------------------------------------------
-
-
-def test_a_finished_run_is_not_run_again_unless_forced(tmp_path):
-    finish(QUICK, tmp_path)
-    before = (tmp_path / "result.json").stat().st_mtime_ns
-    assert not run(resolve(QUICK), tmp_path)
-    assert (tmp_path / "result.json").stat().st_mtime_ns == before
-    assert run(resolve(QUICK), tmp_path, force=True)
-
-
-def test_force_keeps_what_is_there_if_the_new_run_cannot_begin(tmp_path):
-    result = finish(QUICK, tmp_path)
-    with pytest.raises(ConfigError, match="tasks=0 must be at least 1"):
-        run(resolve({**QUICK, "stream": {"tasks": 0}}), tmp_path, force=True)
-    assert result_of(tmp_path) == result
-
-
-def test_an_error_while_training_keeps_its_kind(tmp_path, monkeypatch):
-    def broken(*_):
-        raise ValueError("a defect of the method")
-
-    monkeypatch.setattr(methods.find("single"), "observe", broken)
-    with pytest.raises(ValueError, match="a defect of the method") as caught:
-        run(resolve(QUICK), tmp_path)
-    assert caught.type is ValueError
-
-
-def test_an_unfinished_run_needs_a_word(tmp_path):
-    stop_at(QUICK, tmp_path, 3)
-    with pytest.raises(RunError, match="--resume continues it, --force starts it over"):
-        run(resolve(QUICK), tmp_path)
-    assert run(resolve(QUICK), tmp_path, force=True)
-    assert len(steps_of(tmp_path)) == 12
-
-
-def test_another_configuration_is_not_mixed_in(tmp_path):
-    finish(QUICK, tmp_path)
-    with pytest.raises(RunError, match=r"another configuration \(differs in lr\)"):
-        run(resolve({**QUICK, "lr": 0.5}), tmp_path)
-
-
-def test_a_config_from_a_newer_version_is_refused(tmp_path):
-    finish(QUICK, tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 99'))
-    with pytest.raises(RunError, match="version=99 was written by a newer gradproj"):
-        run(resolve(QUICK), tmp_path)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"file/run cannot be written .*--out"):
-        run(resolve(QUICK), tmp_path / "file" / "run")
-
-
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    store = RunFolder(tmp_path)
-    store.save_checkpoint({"step": 1})
-
-    def full(_descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(storage.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        store.save_checkpoint({"step": 2})
-    assert store.load_checkpoint() == {"step": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
-
-
-def test_the_log_is_cut_back_to_the_checkpoint(tmp_path):
-    log = StepLog(tmp_path / "log")
-    log.add({"loss": torch.tensor(1.0)})
-    offset = log.flush()
-    log.add({"loss": torch.tensor(2.0)})
-    log.close()
-    log = StepLog(tmp_path / "log", offset)
-    log.add({"loss": 3.0})
-    log.add({"loss": float("nan")})
-    log.close()
-    assert (tmp_path / "log").read_text() == '{"loss":1.0}\n{"loss":3.0}\n{"loss":null}\n'
-
-
-def test_a_method_is_refused_a_scenario_that_it_is_not_for(tmp_path):
-    values = {**SPLIT, "method": "independent", "stream": {"tasks": 5, "scenario": "class"}}
-    with pytest.raises(ValueError, match=r"'independent' is for the scenarios .* is 'class'"):
-        run(resolve(values), tmp_path)
-
-
-# What a run refuses -----------------------------------------------------------------------------
-
-
-def test_one_folder_is_one_process(tmp_path):
-    with (
-        RunFolder(tmp_path).prepared(resolve(QUICK)),
-        pytest.raises(RunError, match=r"another process is running in .*choose another folder"),
-    ):
-        run(resolve(QUICK), tmp_path)
-    assert run(resolve(QUICK), tmp_path)
-
-
-def test_a_run_done_by_another_process_while_the_data_was_loaded_is_left_alone(
-    tmp_path, monkeypatch
-):
-    build = benchmarks.build
-
-    def late(name, **options):
-        monkeypatch.setattr(runner.benchmarks, "build", build)
-        finish(QUICK, tmp_path)
-        return build(name, **options)
-
-    monkeypatch.setattr(runner.benchmarks, "build", late)
-    assert not run(resolve(QUICK), tmp_path)
-    (tmp_path / "config.json").unlink()
-    monkeypatch.setattr(runner.benchmarks, "build", late)
-    with pytest.raises(RunError, match=r"another configuration \(differs in lr\)"):
-        run(resolve({**QUICK, "lr": 0.5}), tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"{"])
-def test_a_damaged_configuration_is_named(content, tmp_path):
-    finish(QUICK, tmp_path)
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(RunError, match=r"config\.json cannot be read .*; --force starts the run"):
-        run(resolve(QUICK), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        ({"a": 1}, r"KeyError: 'config'"),
-        ([1, 2], "TypeError"),
-        ({"config": resolve({**QUICK, "seed": 5}).to_json()}, "but of another configuration"),
-        ({"config": resolve(QUICK).to_json()}, "KeyError: 'learner'"),
-    ],
-)
-def test_a_checkpoint_of_something_else_is_refused(state, reason, tmp_path):
-    store = RunFolder(tmp_path)
-    with store.prepared(resolve(QUICK)):
-        torch.save(state, store.checkpoint)
-    with pytest.raises(RunError, match=f"is not a checkpoint of this run.*{reason}.*--force"):
-        run(resolve(QUICK), tmp_path, resume=True)
-
-
-@pytest.mark.parametrize("method", ["gdumb", "joint", "independent", "muc", "gd", "dr"])
-def test_methods_not_trained_in_every_step_have_no_averaged_weights(method, tmp_path):
-    stream = {"tasks": 5, "scenario": methods.find(method).scenarios[0]}
-    values = {**SPLIT, "method": method, "stream": stream, "ema": 0.9}
-    with pytest.raises(ConfigError, match=f"ema=0.9: method '{method}' cannot be evaluated with"):
-        run(resolve(values), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("method", ["ours", "icarl-original", "lucir"])
-def test_too_few_exemplars_are_refused_before_training(method, tmp_path):
-    values = {"benchmark": "class-digits", "method": method, "memory": {"total": 5},
-              "stream": {"tasks": 5}}  # fmt: skip
-    values["memory"]["policy"] = "herding"
-    with pytest.raises(ConfigError, match=r"memory.total=5 leaves no exemplar for each of 10"):
-        run(resolve(values), tmp_path / "run")
-
-
-def test_others_may_read_what_a_run_wrote(tmp_path):
-    assert run(resolve(QUICK), tmp_path)
-    for name in ("config.json", "environment.json", "result.json"):
-        assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
-
-
-def test_starting_over_drops_the_old_tensorboard_files(tmp_path):
-    assert run(resolve(QUICK), tmp_path, tensorboard=True)
-    assert run(resolve(QUICK), tmp_path, tensorboard=True, force=True)
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
-
-
-def test_networks_of_ones_own_tasks_may_differ_in_size(tmp_path):
-    stream = {"tasks": 3, "first": 4, "samples": 20}
-    assert run(resolve({**SPLIT, "method": "independent", "stream": stream}), tmp_path)

@@ -1,0 +1,109 @@
+"""Stopping a run anywhere, and going on, changes nothing."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from support.killing import run_until
+from support.running import QUICK, SPLIT, finish, steps_of, stop_at
+
+from gradproj.experiments.config import resolve
+from gradproj.experiments.grid import process_context
+from gradproj.experiments.runner import Interrupted, run
+from gradproj.experiments.storage import RunError, RunFolder
+
+STATEFUL = {
+    "ours": {**QUICK, "method": "ours", "options": {"strength": 0.5, "rank": 1}, "ema": 0.9},
+    "sgem": {**QUICK, "method": "sgem", "options": {"strength": 0.5}},
+    "agem": {**QUICK, "method": "agem", "options": {"form": "original", "reference": 5}},
+    "derpp": {**QUICK, "method": "derpp", "momentum": 0.9, "epochs": 2},
+    "gdumb": {**QUICK, "method": "gdumb", "options": {"passes": 2, "batch": 8}},
+    "ewc": {**QUICK, "method": "ewc", "options": {"samples": 15}},
+    "si": {**QUICK, "method": "si"},
+    "icarl": {**SPLIT, "method": "icarl", "options": {"exemplars": 20}},
+    "batch norm": {
+        **SPLIT,
+        "method": "gem",
+        "network": "resnet18-small",
+        "network_options": {"nf": 2},
+        "stream": {"tasks": 2, "samples": 20},
+    },
+}
+
+
+@pytest.mark.parametrize("case", STATEFUL)
+def test_ctrl_c_leaves_a_run_that_goes_on_bit_for_bit(case, tmp_path):
+    values = STATEFUL[case]
+    whole = finish(values, tmp_path / "whole")
+    count = whole["steps"]
+    for step in sorted(np.random.default_rng(0).choice(np.arange(1, count), 3, replace=False)):
+        stop_at(values, tmp_path / "cut", int(step))
+        assert (tmp_path / "cut" / "checkpoint.pt").exists()
+    resumed = finish(values, tmp_path / "cut", resume=True)
+    for key in ("accuracy_matrix", "baseline", "metrics", "steps", "averaged_accuracy_matrix"):
+        assert resumed.get(key) == whole.get(key)
+    assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "whole")
+
+
+def test_every_single_step_can_be_the_last(tmp_path):
+    values = {**QUICK, "method": "ours", "stream": {"tasks": 2, "samples": 40}}
+    whole = finish(values, tmp_path / "whole")
+    for step in range(1, whole["steps"] + 1):
+        stop_at(values, tmp_path / "cut", step)
+    assert (
+        finish(values, tmp_path / "cut", resume=True)["accuracy_matrix"] == whole["accuracy_matrix"]
+    )
+
+
+@pytest.mark.parametrize("case", ["ours", "gdumb"])
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 0.02])
+def test_sigkill_at_random_steps_changes_nothing(case, checkpoint_seconds, tmp_path):
+    values = STATEFUL[case]
+    whole = finish(values, tmp_path / "whole")
+    seed = int.from_bytes(os.urandom(4))
+    print(f"steps drawn with seed {seed}")
+    for step in sorted(np.random.default_rng(seed).integers(1, whole["steps"], 2)):
+        arguments = (values, tmp_path / "cut", int(step), checkpoint_seconds)
+        process = process_context().Process(target=run_until, args=arguments)
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert not (tmp_path / "cut" / "result.json").exists()
+    resumed = finish(values, tmp_path / "cut", resume=True)
+    assert resumed["accuracy_matrix"] == whole["accuracy_matrix"]
+    assert resumed.get("averaged_accuracy_matrix") == whole.get("averaged_accuracy_matrix")
+    assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    store = RunFolder(tmp_path)
+    with store.prepared(resolve(QUICK)):
+        pass
+    with store.checkpoint.open("wb") as file:
+        torch.save({"learner": Evil()}, file)
+    with pytest.raises(RunError, match=r"cannot be read .*UnpicklingError.*--force"):
+        run(resolve(QUICK), tmp_path, resume=True)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_checkpoint_cut_short_is_named_with_the_cure(share, tmp_path):
+    stop_at(QUICK, tmp_path, 3)
+    content = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(RunError, match=r"checkpoint.pt cannot be read .*--force starts the run"):
+        run(resolve(QUICK), tmp_path, resume=True)
+    assert run(resolve(QUICK), tmp_path, force=True)
+
+
+def test_a_run_stops_when_it_is_asked_to(tmp_path):
+    asked = iter([False, False, True])
+    with pytest.raises(Interrupted, match="--resume"):
+        run(resolve(QUICK), tmp_path, should_stop=lambda: next(asked))
+    assert RunFolder(tmp_path).load_checkpoint()["position"]["total"] == 3
