@@ -65,11 +65,11 @@ def old_at_once(
         recorder.write(engines.vectorised(model, loss, old), len(old))
         return
     first, *others = reduction.tasks
-    run(recorder, partial(loss, model, *old[first]), first + 1, row=1)
-    reduction.look_at(recorder.gradients)
-    if others:
+    if others:  # before the first, so that nothing has been done yet if torch cannot
         rest = partial(engines.total, model, loss, [old[task] for task in others])
-        run(recorder, rest, others[0] + 1, row=1, add=True)
+        run(recorder, rest, others[0] + 1, row=1)
+        reduction.look_at(recorder.gradients)
+    run(recorder, partial(loss, model, *old[first]), first + 1, row=1, add=bool(others))
 
 
 def _value(loss: Loss, row: int) -> Tensor:

@@ -1,9 +1,12 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch_reference import mlp
 
+import gradproj as gp
 from gradproj.adapters.torch import Projector
 
 
@@ -159,6 +162,23 @@ def test_auto_falls_back_to_the_loop_when_torch_cannot_vectorise():
     projector.backward_batches(awkward, new, old)
     with pytest.raises(RuntimeError, match=r'this loss \(vmap: .*\); use engine="loop"'):
         Projector(model, engine="vmap").backward_batches(awkward, new, old)
+
+
+@pytest.mark.parametrize("method", [gp.AGEM(), gp.GEM()], ids=repr)
+def test_a_step_that_falls_back_has_done_nothing_twice(method):
+    model, scale = mlp(4, 3), nn.Parameter(torch.ones(()))
+    new, *old = batches(12, (4,))
+
+    def awkward(model, x, y):
+        return scale * loss(model, x, y) * (1.0 if x.sum().item() > 1e9 else 2.0)
+
+    found = []
+    for engine in ("loop", "auto"):
+        with warnings.catch_warnings(action="ignore"):
+            Projector(model, method, engine=engine).backward_batches(awkward, new, old)
+        found.append((scale.grad, model[0].weight.grad.clone()))
+        scale.grad = None
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize(
