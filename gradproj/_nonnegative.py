@@ -11,6 +11,9 @@ from gradproj._arrays import HostArray
 # variable at a time is exchanged, downhill only, which cannot cycle.
 _PATIENCE = 3
 
+# Few, since along directions that nobody can tell each may add the minimiser's own length to it.
+_REFINEMENTS = 3
+
 
 def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostArray:
     r"""Minimise :math:`\tfrac12 u^\top A u + q^\top u` over :math:`u \ge 0`.
@@ -19,7 +22,8 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
     dependent gradients leave the minimiser open along some directions, where rounding would pick a
     huge one, or curve the quadratic downwards and leave none. So no direction has less curvature
     here than a tenth of `tolerance`, about the accuracy of `A`, of the largest: that picks the
-    shortest minimiser, and changes nothing along the others.
+    shortest minimiser. Some steps of iterative refinement take out what it has changed along the
+    other directions.
 
     Solved by block principal pivoting: guess which entries are positive, solve for them, exchange
     those of the wrong sign. It takes a handful of rounds, or does not end, as where there are more
@@ -35,18 +39,23 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
     values, vectors = np.linalg.eigh(A)
     least = max(tolerance / 10, 10 * np.finfo(float).eps) * values[-1]
     steady = vectors * np.maximum(values, least) @ vectors.T
+    return scale * _refine(A, q, steady, _pivot(steady, q, least))
+
+
+def _pivot(A: HostArray, q: HostArray, least: float) -> HostArray:
+    """Minimise by exchanging all entries of the wrong sign at once, as long as that helps."""
     free = q < 0
     fewest, patience = len(q) + 1, _PATIENCE
     while patience:
-        u = _solve_free(steady, q, free)
-        wrong = np.where(free, u < 0, steady @ u + q < -_rounding(u, least))
+        u = _solve_free(A, q, free)
+        wrong = np.where(free, u < 0, A @ u + q < -_rounding(u, least))
         count = int(wrong.sum())
         if count == 0:
-            return scale * u
+            return u
         patience = _PATIENCE if count < fewest else patience - 1
         fewest = min(count, fewest)
         free ^= wrong
-    return scale * _descend(steady, q, free, least)
+    return _descend(A, q, free, least)
 
 
 def _descend(A: HostArray, q: HostArray, free: npt.NDArray[np.bool_], least: float) -> HostArray:
@@ -68,6 +77,19 @@ def _descend(A: HostArray, q: HostArray, free: npt.NDArray[np.bool_], least: flo
         if slope[steepest] >= -_rounding(u, least):
             break
         free[steepest] = True
+    return u
+
+
+def _refine(A: HostArray, q: HostArray, steady: HostArray, u: HostArray) -> HostArray:
+    """Bring the minimiser for `steady` nearer to that for `A`, as long as it comes nearer."""
+    free = u > 0
+    left = np.where(free, A @ u + q, 0.0)
+    for _ in range(_REFINEMENTS):
+        better = u + _solve_free(steady, left, free)
+        still = np.where(free, A @ better + q, 0.0)
+        if (better < 0).any() or np.abs(still).max() >= np.abs(left).max():
+            break
+        u, left = better, still
     return u
 
 

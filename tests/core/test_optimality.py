@@ -223,6 +223,17 @@ def test_gem_is_optimal_in_layers_with_fewer_numbers_than_tasks(T, N):
         assert_kkt_gem(result.update, g, G, result.coefficients, 0.0, TIGHT)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_gem_is_optimal_where_three_directions_are_told_apart_and_a_fourth_is_not(seed):
+    rng = np.random.default_rng(seed)
+    left, _ = np.linalg.qr(rng.standard_normal((4, 4)))
+    right, _ = np.linalg.qr(rng.standard_normal((17, 4)))
+    G = left * np.asarray([9.0, 0.8, 2e-4, 4e-9]) @ right.T
+    g = rng.standard_normal(17)
+    w = gp.project(g, G, gp.GEM())
+    assert np.linalg.norm(gp.project(w, G, gp.GEM()) - w) < 1e-7 * np.linalg.norm(g)
+
+
 @pytest.mark.parametrize("tolerance", [0.0, 1e-13])
 @pytest.mark.parametrize("T", [2, 7, 40])
 def test_gem_takes_equal_tasks_as_one_at_any_tolerance(tolerance, T):
