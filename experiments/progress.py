@@ -95,11 +95,10 @@ def make_display(runs: Sequence[str], console: Console | None = None) -> Display
 
 
 class PlainDisplay:
-    """One line whenever a task or a run ends, and every `interval` seconds of a run in between."""
+    """One line whenever a task or a run ends, and every minute of a run in between."""
 
-    def __init__(self, console: Console, interval: float = 60.0) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._interval = interval
         self._started: dict[str, tuple[float, float]] = {}
         self._told: dict[str, float] = {}
 
@@ -120,7 +119,7 @@ class PlainDisplay:
         now = time.monotonic()
         start, before = self._started.setdefault(event.run, (now, event.fraction))
         told = self._told.setdefault(event.run, now)
-        if event.kind == "step" and now - told < self._interval:
+        if event.kind == "step" and now - told < 60:
             return
         self._told[event.run] = now
         if event.kind in ("step", "task"):

@@ -207,7 +207,7 @@ def full_precision(x: Array) -> AbstractContextManager[object]:
 def _torch_in_full_precision(kind: str) -> Iterator[None]:
     torch: Any = sys.modules["torch"]
     matmul = torch.backends.cuda.matmul
-    found = matmul.fp32_precision
+    found = getattr(matmul, "fp32_precision", "none")  # since torch 2.9
     cast = torch.amp.is_autocast_available(kind)
     with torch.autocast(kind, enabled=False) if cast else nullcontext():
         if found in ("ieee", "none"):

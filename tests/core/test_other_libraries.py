@@ -1,10 +1,13 @@
 """Array libraries that are not tested throughout: each in the way that it differs."""
 
+from contextlib import contextmanager
+
 import array_api_strict
 import numpy as np
 import pytest
 
 import gradproj as gp
+from gradproj import _basis, _closed_form, _measure, _project
 from gradproj._arrays import full_precision
 
 METHODS = [gp.Decomposed(), gp.Decomposed(rank=2), gp.Decomposed(rank=0), gp.GEM(0.5), gp.AGEM()]
@@ -154,6 +157,41 @@ def test_tf32_is_off_while_products_are_formed():
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_a_torch_without_that_switch_will_do(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.backends.cuda, "matmul", object())
+    B = gp.gram_schmidt(torch.eye(3)[:2])
+    torch.testing.assert_close(B @ B.T, torch.eye(2))
+
+
+@pytest.mark.parametrize("method", [gp.Decomposed(), gp.AGEM()], ids=repr)
+def test_no_product_of_float32_is_formed_outside(method, monkeypatch):
+    inside, products = [], []
+
+    @contextmanager
+    def entered(_):
+        inside.append(True)
+        yield
+        inside.pop()
+
+    multiply = array_api_strict._array_object.Array.__matmul__
+
+    def watched(a, b):
+        products.append(bool(inside))
+        return multiply(a, b)
+
+    monkeypatch.setattr(array_api_strict._array_object.Array, "__matmul__", watched)
+    for module in (_basis, _closed_form, _measure, _project):
+        monkeypatch.setattr(module, "full_precision", entered)
+    g, G = map(array_api_strict.asarray, problem(3000, np.float32))
+    gp.project(g, G, method)
+    shared, specific = gp.decompose(G)
+    B = gp.gram_schmidt(specific)
+    gp.kkt_residuals(gp.solve(g, shared, B), g, shared, B)
+    assert len(products) > 10
+    assert all(products)
 
 
 def test_jax_forms_products_with_all_bits(jax):
