@@ -1,4 +1,4 @@
-"""Look-alikes of the published data sets, a few images each, in their publishers' layouts."""
+"""Look-alikes of the published data sets in their publishers' layouts, and of finished runs."""
 
 import dataclasses
 import hashlib
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.reports import some_runs
 
 from gradproj.experiments.data.cifar import CIFAR10, CIFAR100
 from gradproj.experiments.data.download import Download
@@ -117,3 +118,16 @@ def offer(tmp_path):
         return Download((path.as_uri(),), hashlib.md5(content).hexdigest())
 
     return offered
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder of runs that nobody ran, as reports find them."""
+    some_runs(tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Pages without figures, which take most of the time."""
+    monkeypatch.setattr("gradproj.experiments.report.page.FIGURES", {})
