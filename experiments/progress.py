@@ -89,9 +89,10 @@ class Display(Protocol):
 
 
 def make_display(runs: Sequence[str], console: Console | None = None) -> Display:
-    """Choose live bars for a terminal and plain lines for anything else."""
+    """Choose live bars for a terminal that can move its cursor, and plain lines otherwise."""
     console = console or Console()
-    return LiveDisplay(runs, console) if console.is_terminal else PlainDisplay(console)
+    live = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(runs, console) if live else PlainDisplay(console)
 
 
 class PlainDisplay:

@@ -7,14 +7,10 @@ import io
 import json
 import math
 import os
-import platform
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +20,7 @@ from filelock import FileLock, Timeout
 from gradproj.experiments.config import RunConfig
 from gradproj.experiments.schema import ConfigError
 
-__all__ = ["RunError", "RunFolder", "StepLog", "describe_environment", "fitting", "from_bytes",
+__all__ = ["RunError", "RunFolder", "StepLog", "fitting", "from_bytes",
            "to_bytes", "write_atomically"]  # fmt: skip
 
 
@@ -232,38 +228,3 @@ class StepLog:
         """Write what is left and close the file."""
         self.flush()
         self._file.close()
-
-
-def describe_environment(device: str = "cpu") -> dict[str, Any]:
-    """Name the versions, the commit and the machine that a result depends on."""
-    versions = {}
-    for package in ("gradproj", "torch", "torchvision", "numpy", "scipy", "array-api-compat"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = ""
-    return {
-        "python": platform.python_version(),
-        "versions": versions,
-        "commit": _commit(),
-        "platform": f"{sys.platform}-{platform.machine()}",
-        # Vectors of another length add up in another order: equal seeds then give other numbers.
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "cpus": os.cpu_count(),
-    }
-
-
-def _commit() -> str:
-    """Return the commit of the checkout that the code runs from, "" for an installed package."""
-    here = Path(__file__)
-    # Installed into a folder of somebody's project, it is none of that project's files.
-    asked = (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"])
-    try:
-        for words in asked:
-            command = ["git", "-C", str(here.parent), *words]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return said.strip()

@@ -17,19 +17,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import gradproj as gp
 from gradproj.experiments import methods, rng
 from gradproj.experiments.config import RunConfig, resolve
+from gradproj.experiments.environment import describe_environment
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
 from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.record import Record
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.signals import deferred_signals, never
-from gradproj.experiments.storage import (
-    RunError,
-    RunFolder,
-    StepLog,
-    describe_environment,
-    from_bytes,
-    to_bytes,
-)
+from gradproj.experiments.storage import RunError, RunFolder, StepLog, from_bytes, to_bytes
 from gradproj.experiments.streams import Stream, Task
 
 __all__ = ["Interrupted", "Run"]

@@ -219,7 +219,8 @@ class EpisodicMemory:
                 "same shapes and dtypes at each call"
             )
         labels = tensors[-1]
-        if self.policy in LABELLED and (labels.ndim != 1 or labels.is_floating_point()):
+        whole = not (labels.is_floating_point() or labels.is_complex())
+        if self.policy in LABELLED and (labels.ndim != 1 or not whole):
             raise ValueError(
                 f"tensors[-1] has shape {tuple(labels.shape)} and dtype {labels.dtype}; "
                 f"policy={self.policy!r} needs one integer label a sample there"

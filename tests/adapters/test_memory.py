@@ -294,9 +294,8 @@ def test_errors_say_what_is_wrong():
         memory.sample(5, 1)
     with pytest.raises(ValueError, match="n=3; the 2 samples split into 1 to 2 parts"):
         memory.split(3)
-    with pytest.raises(
-        ValueError, match=r"tensors\[-1\] has shape .*needs one integer label a sam"
-    ):
-        EpisodicMemory(policy="balanced").add(0, torch.zeros(2, 2))
+    for labels in (torch.zeros(2, 2), torch.zeros(2), torch.zeros(2, dtype=torch.complex64)):
+        with pytest.raises(ValueError, match=r"tensors\[-1\] has shape .*needs one integer label"):
+            EpisodicMemory(policy="balanced").add(0, labels)
     with pytest.raises(ValueError, match="state has policy='last' and the memory 'random'; build"):
         EpisodicMemory(policy="random").load_state_dict(memory.state_dict())

@@ -193,7 +193,13 @@ def test_a_long_task_is_heard_of_every_minute(monkeypatch):
     ]
 
 
-def test_live_bars_on_a_terminal():
+def test_plain_lines_on_a_terminal_that_cannot_move_its_cursor(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_display(["run"], Console(force_terminal=True)), PlainDisplay)
+
+
+def test_live_bars_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     console = Console(force_terminal=True, width=200)
     display = make_display(["run"], console)
     assert isinstance(display, LiveDisplay)

@@ -1,7 +1,6 @@
 """Runs: what they write, measure and tell."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from support.running import QUICK, SPLIT, finish, result_of, steps_of
 from support.toy import toy_learner
 
-from gradproj.experiments import benchmarks, methods, metrics, runner, storage
+from gradproj.experiments import benchmarks, methods, metrics, runner
 from gradproj.experiments.config import RunConfig, resolve
 from gradproj.experiments.evaluation import evaluate, summarise
 from gradproj.experiments.runner import run
@@ -66,18 +65,6 @@ def test_a_run_leaves_its_config_environment_log_and_result(tmp_path):
         "result.json",
         "steps.jsonl",
     }
-
-
-def test_a_commit_is_that_of_the_code_and_not_of_the_project_around_it(tmp_path, monkeypatch):
-    code = tmp_path / "storage.py"
-    code.touch()
-    monkeypatch.setattr(storage, "__file__", str(code))
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
-    assert storage.describe_environment()["commit"] == ""
-    subprocess.run([*git, "add", "storage.py"], check=True)
-    assert len(storage.describe_environment()["commit"]) == 40
 
 
 def test_a_folder_may_be_a_string(tmp_path):

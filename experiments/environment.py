@@ -1,0 +1,60 @@
+"""What a result depends on beside its configuration: versions, commit, machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["describe_environment"]
+
+
+def describe_environment(device: str = "cpu") -> dict[str, Any]:
+    """Name the versions, the commit and the machine that a result depends on."""
+    versions = {}
+    for package in ("gradproj", "torch", "torchvision", "numpy", "scipy", "array-api-compat"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = ""
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _commit(),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        # Vectors of another length add up in another order: equal seeds then give other numbers.
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def _commit() -> str:
+    """Return the commit of the code that runs, "" where neither git nor the installer knows it."""
+    here = Path(__file__)
+    # Installed into a folder of somebody's project, it is none of that project's files.
+    asked = (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"])
+    try:
+        for words in asked:
+            command = ["git", "-C", str(here.parent), *words]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return _installed_commit()
+    return said.strip()
+
+
+def _installed_commit() -> str:
+    """Return what an installer noted of `pip install git+…` (PEP 610)."""
+    try:
+        noted = json.loads(metadata.distribution("gradproj").read_text("direct_url.json") or "{}")
+        return str(noted["vcs_info"]["commit_id"])
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        return ""
