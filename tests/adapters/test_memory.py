@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from gradproj.adapters.torch import EpisodicMemory
 from gradproj.adapters.torch.policies import herd
@@ -299,3 +301,48 @@ def test_errors_say_what_is_wrong():
             EpisodicMemory(policy="balanced").add(0, labels)
     with pytest.raises(ValueError, match="state has policy='last' and the memory 'random'; build"):
         EpisodicMemory(policy="random").load_state_dict(memory.state_dict())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.bool]
+)
+@pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("policy", ["last", "reservoir"])
+def test_a_memory_takes_any_dtype(dtype, shape, policy):
+    memory = EpisodicMemory(3, policy)
+    for number in range(5):
+        memory.add(0, torch.full(shape, number % 2).to(dtype))
+    (x,) = memory.sample(0, 2)
+    assert x.dtype == dtype
+    assert x.shape == shape
+
+
+def test_numbers_of_numpy_do_not_spoil_the_state(tmp_path):
+    memory = EpisodicMemory(np.int64(4), seed=np.int64(7))
+    assert memory.generator.initial_seed() == 7
+    memory.add(np.int64(0), torch.ones(2, 1))
+    torch.save(memory.state_dict(), tmp_path / "memory.pt")
+    again = EpisodicMemory(4)
+    again.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    assert again.tasks == (0,)
+
+
+def test_samples_from_inference_can_be_trained_on():
+    memory = EpisodicMemory(4)
+    with torch.inference_mode():
+        memory.add(0, torch.ones(2, 3))
+    memory.add(0, torch.ones(1, 3))
+    model = nn.Linear(3, 1)
+    model(*memory.all(0)).sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_a_state_that_cannot_be_read_changes_nothing():
+    memory = EpisodicMemory(4)
+    memory.add(0, torch.ones(2, 3))
+    state = EpisodicMemory(4).state_dict()
+    del state["generator"]
+    with pytest.raises(KeyError):
+        memory.load_state_dict(state)
+    assert memory.tasks == (0,)
+    assert len(memory) == 2

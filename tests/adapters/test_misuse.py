@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch_reference import mlp
 
 import gradproj as gp
 from gradproj.adapters.torch import Projector, project_gradients
@@ -235,3 +236,36 @@ def test_the_draw_of_sgem_survives_a_change_of_engine():
 def test_a_task_is_a_whole_number(task):
     with pytest.raises(TypeError, match=f"task is a {type(task).__name__}; old tasks are numbered"):
         Projector(nn.Linear(2, 1)).store(task)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"method": "gem"}, TypeError, r"method is a str; pass a method such as gp.Decomposed\(\)"),
+        ({"engine": "jit"}, ValueError, "engine='jit' is not known; use 'auto', 'loop', 'vmap'"),
+        ({"overflow": "ignore"}, ValueError, "overflow='ignore' is not known; use 'raise', 'skip'"),
+        ({"distributed": "ddp"}, ValueError, "distributed='ddp' is not known; use None, 'average'"),
+        ({"distributed": "average"}, RuntimeError, r"call init_process_group\(\) first"),
+    ],
+)
+def test_wrong_arguments_say_what_is_wrong(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Projector(mlp(2, 2), **arguments)
+
+
+def test_a_model_that_is_no_module_is_refused():
+    with pytest.raises(TypeError, match=r"model is a generator; pass the torch.nn.Module itself"):
+        Projector(mlp(2, 2).parameters())
+
+
+def test_wrong_losses_and_tasks_say_what_is_wrong():
+    model = mlp(2, 2)
+    projector = Projector(model)
+    with pytest.raises(TypeError, match=r"old_losses\[0\] is a float; pass a scalar tensor or a f"):
+        projector.backward(model(torch.ones(1, 2)).sum(), [lambda: 1.0])
+    with pytest.raises(ValueError, match="task=-1; old tasks are numbered from 0 on"):
+        projector.store(-1)
+    model(torch.ones(1, 2)).sum().backward()
+    projector.store(1)
+    with pytest.raises(ValueError, match="task=0 has not been stored but a later one has"):
+        projector.project()
