@@ -6,18 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradproj.experiments.report import paper
+from gradproj.experiments.report.averages import averaged_table
 from gradproj.experiments.report.collect import Collection
+from gradproj.experiments.report.controls import control_table, overview_table
 from gradproj.experiments.report.paper import PaperTable
 from gradproj.experiments.report.rows import Row, group
 from gradproj.experiments.report.sweeps import sweep_tables
-from gradproj.experiments.report.tables import (
-    Line,
-    Table,
-    averaged_table,
-    control_table,
-    other_table,
-    paper_table,
-)
+from gradproj.experiments.report.tables import Line, Table, other_table, paper_table
 
 __all__ = ["Report", "Section", "build"]
 
@@ -46,8 +41,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All sections, the files that could not be read, and what the runs were made with."""
+    """All sections, one table of them all, the files not read, and what made the runs."""
 
+    overview: Table | None
     sections: tuple[Section, ...]
     problems: tuple[str, ...]
     made_with: tuple[str, ...]
@@ -72,7 +68,8 @@ def build(collection: Collection, notes: Mapping[str, str], *, beside_paper: boo
         published = paper.tables() if beside_paper else ()
         sections.append(_section(*benchmark, of_it, notes, published))
     made_with = sorted({_versions(run.environment) for run in collection.runs if run.finished})
-    return Report(tuple(sections), collection.problems, tuple(made_with))
+    overview = overview_table(rows) if beside_paper else None
+    return Report(overview, tuple(sections), collection.problems, tuple(made_with))
 
 
 def _section(

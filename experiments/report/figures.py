@@ -14,8 +14,8 @@ from gradproj.experiments.report import style
 from gradproj.experiments.report.rows import Row
 from gradproj.experiments.report.tables import Table
 
-__all__ = ["FIGURES", "accuracy_curves", "corrected_share", "forgetting_by_task", "heat_maps",
-           "sweep", "trade_off"]  # fmt: skip
+__all__ = ["FIGURES", "accuracy_curves", "corrected_share", "forgetting_by_task", "gains",
+           "heat_maps", "sweep", "trade_off"]  # fmt: skip
 
 Matrix = NDArray[np.float64]
 
@@ -139,6 +139,24 @@ def sweep(table: Table) -> Figure:
             capsize=2,
         )
         axes.set(xlabel=table.swept, ylabel=label)
+    return made
+
+
+def gains(table: Table) -> Figure:
+    """Draw for each line what it gains: a point a seed, their mean and its deviation."""
+    made = style.figure(7.4, 0.27 * len(table.lines) + 0.8)
+    axes = made.subplots()
+    axes.axvline(0.0, color=style.colour(6), linewidth=1.0)
+    for y, values in enumerate(table.differences):
+        axes.plot(values, [y] * len(values), "o", color=style.colour(1), alpha=0.5, markersize=4.0)
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        axes.errorbar(float(np.mean(values)), y, xerr=deviation, fmt="D", color=style.colour(0),
+                      markersize=5.0, elinewidth=1.2, capsize=2.0)  # fmt: skip
+    named = table.columns.index("method") + 1
+    labels = [", ".join(line.cells[:named]) for line in table.lines]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set(xlabel="ACC over that of the replay term alone (points)")
     return made
 
 

@@ -37,6 +37,8 @@ def render(report: Report, title: str, introduction: str = "") -> str:
     )
     if report.compares:
         lines += [f"Differences to the paper, and how many there are of each: {signs}.", ""]
+    if report.overview is not None:
+        lines += [f"## {report.overview.title}", "", *render_table(report.overview)]
     for section in report.sections:
         lines += _section(section)
     if report.problems:

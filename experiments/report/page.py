@@ -8,8 +8,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gradproj.experiments.report import style
-from gradproj.experiments.report.content import Report, Section
-from gradproj.experiments.report.figures import FIGURES, sweep
+from gradproj.experiments.report.content import Report
+from gradproj.experiments.report.figures import FIGURES, gains, sweep
 from gradproj.experiments.report.markdown import ABOUT, render
 from gradproj.experiments.report.tables import STATUS, Table
 from gradproj.experiments.storage import write_atomically
@@ -33,20 +33,22 @@ def render_page(report: Report) -> str:
         about=ABOUT,
         report=report,
         status=STATUS,
-        drawn={s.anchor: [_draw(s, table) for table in s.tables] for s in report.sections},
+        draw=_draw,
     )
 
 
-def _draw(section: Section, table: Table) -> list[tuple[str, Markup]]:
+def _draw(table: Table, place: str) -> list[tuple[str, Markup]]:
     """Draw the figures of a table; its rows are its own, so a table without rows has none."""
     drawn = []
     with style.embedded():
         made = {title: draw(table.rows) for title, draw in FIGURES.items() if table.rows}
         if table.swept:
             made[f"ACC and BWT against {table.swept}"] = sweep(table)
+        if table.differences:
+            made["ACC over the control's, seed by seed"] = gains(table)
         for title, figure in made.items():
             if figure is not None:
-                name = f"{title}: {section.title}, {table.title}"
+                name = f"{title}: {place}, {table.title}"
                 drawn.append((title, Markup(style.to_svg(figure, name))))
     return drawn
 

@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gradproj.experiments.report.controls import difference_to_control
 from gradproj.experiments.report.naming import completed, flatten, label_without
 from gradproj.experiments.report.rows import Row
-from gradproj.experiments.report.tables import Line, Table, difference_to_control, spread
+from gradproj.experiments.report.tables import Line, Table, listed, spread
 
 __all__ = ["sweep_tables"]
 
@@ -42,7 +43,7 @@ def _table(key: str, swept: Sequence[tuple[Any, Row]], rows: Sequence[Row]) -> T
                 spread(row.values("bwt"), digits=3, sign="+"),
                 spread(row.values("forgetting")),
                 spread(difference_to_control(row, rows), digits=2, sign="+"),
-                ", ".join(map(str, row.seeds)),
+                listed(row.seeds),
             ),
             row=row,
         )

@@ -1,4 +1,4 @@
-"""The tables of a report, the same for the page and for Markdown."""
+"""The tables of a report, the same for the page and for Markdown: the paper's, and the rest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 from gradproj.experiments import presets
 from gradproj.experiments.report import paper
 from gradproj.experiments.report.paper import Cell, PaperTable
-from gradproj.experiments.report.rows import Row, control_of
+from gradproj.experiments.report.rows import Row
 
-__all__ = ["STATUS", "Line", "Table", "averaged_table", "control_table", "difference_to_control",
-           "other_table", "paper_table", "spread"]  # fmt: skip
+__all__ = ["STATUS", "Line", "Table", "listed", "other_table", "paper_table", "printed", "spread"]
 
 # What a difference to the paper is called, and its sign, for those who see no colours.
 STATUS = {
@@ -36,7 +35,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with the rows that its figures are drawn from, or the name of what its lines vary."""
+    """A table and what its figures are drawn from.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        For curves, heat maps and the like.
+    swept : str
+        Name of what the lines vary.
+    differences : tuple of tuple of float
+        For each line, what is gained over something, seed by seed.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -44,6 +53,7 @@ class Table:
     about: str = ""
     rows: tuple[Row, ...] = field(default=())
     swept: str = ""
+    differences: tuple[tuple[float, ...], ...] = field(default=())
 
 
 def spread(values: Sequence[float], digits: int = 1, sign: str = "") -> str:
@@ -96,11 +106,8 @@ def _paper_line(
     with_bwt: bool,
     notes: Mapping[str, str],
 ) -> Line:
-    printed = f"{cell.acc:g}" if cell.acc * 10 % 1 > 1e-6 else f"{cell.acc:.1f}"
-    if cell.printed:
-        printed += f" ± {cell.spread:.1f}"
     bwt = ["–" if cell.bwt is None else f"{cell.bwt:+.3f}"] if with_bwt else []
-    start = [paper.label(entry).removesuffix(", 3 epochs"), printed]
+    start = [paper.label(entry).removesuffix(", 3 epochs"), printed(cell)]
     if row is None:
         made = f"gradproj run {preset} --seeds 0 1 2" if preset in presets.available() else "–"
         return Line((*start, "no run", "–", *bwt, "–", "–", "–", "–", made))
@@ -114,6 +121,12 @@ def _paper_line(
     shown = f"{round(difference, 1) + 0.0:+.1f}{sign}"  # + 0.0: there is no -0.0 here
     cells = (*start, spread(values), shown, *bwt, *_transfer(row), *_tail(row))
     return Line(cells, status, _note(row, preset, notes), row)
+
+
+def printed(cell: Cell) -> str:
+    """Write an accuracy as the paper has it, with its deviation where it gives one."""
+    acc = f"{cell.acc:g}" if cell.acc * 10 % 1 > 1e-6 else f"{cell.acc:.1f}"
+    return f"{acc} ± {cell.spread:.1f}" if cell.printed else acc
 
 
 def judge(difference: float, deviation: float | None) -> str:
@@ -149,84 +162,20 @@ def other_table(rows: Sequence[Row], used: Sequence[Row], notes: Mapping[str, st
     return Table("Beside the paper's tables", columns, tuple(lines), rows=finished)
 
 
-def control_table(rows: Sequence[Row]) -> Table | None:
-    """Show what each projection adds to its replay term alone, seed by seed."""
-    lines = []
-    for row in rows:
-        own, other = _beside_control(row, rows)
-        if not own:
-            continue
-        cells = (
-            row.name.label,
-            f"{row.config['options']['strength']:g}",
-            spread(list(own.values())),
-            spread([other[seed] for seed in own]),
-            spread(difference_to_control(row, rows), digits=2, sign="+"),
-            _seeds(list(own)),
-        )
-        lines.append(Line(cells, row=row))
-    if not lines:
-        return None
-    columns = ("method", "strength γ", "ACC", "control's ACC", "difference", "seeds")
-    about = (
-        "The control is the replay term alone, w = g + γ Σ gᵢ, with no constraint, at the same "
-        "strength and with the same memory; differences are taken seed by seed. Ours adds the same "
-        "term at every step, GEM at least as much wherever a constraint is violated."
-    )
-    return Table("What the projection adds", columns, tuple(lines), about)
-
-
-def difference_to_control(row: Row, rows: Sequence[Row], *, averaged: bool = False) -> list[float]:
-    """Return ACC minus that of the replay term alone, for each seed that both were run with."""
-    own, other = _beside_control(row, rows, averaged)
-    return [own[seed] - other[seed] for seed in own]
-
-
-def _beside_control(
-    row: Row, rows: Sequence[Row], averaged: bool = False
-) -> tuple[dict[int, float], dict[int, float]]:
-    control = control_of(row, rows)
-    if control is None:
-        return {}, {}
-    own = dict(zip(row.seeds, row.values("acc", averaged), strict=True))
-    other = dict(zip(control.seeds, control.values("acc", averaged), strict=True))
-    return {seed: acc for seed, acc in own.items() if seed in other}, other
-
-
-def averaged_table(rows: Sequence[Row]) -> Table | None:
-    """Show runs that also evaluated an exponential average of their weights."""
-    lines = []
-    for row in rows:
-        averaged = row.values("acc", averaged=True)
-        if averaged:
-            plain = row.values("acc")
-            pairs = [a - b for a, b in zip(averaged, plain, strict=True)]
-            change = spread(pairs, digits=2, sign="+")
-            over_control = spread(
-                difference_to_control(row, rows, averaged=True), digits=2, sign="+"
-            )
-            cells = (row.name.label, f"{row.config['ema']:g}", spread(plain), spread(averaged),
-                     change, over_control, _seeds(row.seeds))  # fmt: skip
-            lines.append(Line(cells, row=row))
-    columns = ("method", "decay", "ACC", "ACC of the average", "difference",
-               "average over replay alone's", "seeds")  # fmt: skip
-    title = "Exponential average of the weights"
-    return Table(title, columns, tuple(lines)) if lines else None
-
-
 def _transfer(row: Row) -> tuple[str, str]:
     return spread(row.values("bwt"), digits=3, sign="+"), spread(row.values("forgetting"))
 
 
 def _tail(row: Row) -> tuple[str, str, str]:
     minutes = f"{row.minutes:.1f}" if row.finished else "–"
-    seeds = _seeds(row.seeds)
+    seeds = listed(row.seeds)
     if row.unfinished:
         seeds = f"{seeds} ({len(row.unfinished)} unfinished)"
     return seeds, minutes, row.command
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def listed(seeds: Sequence[int]) -> str:
+    """Write the seeds of a row."""
     return ", ".join(map(str, seeds)) or "–"
 
 

@@ -68,6 +68,26 @@ def test_the_control_is_taken_seed_by_seed(runs):
     assert [entry.cells[0] for entry in found.lines] == ["GEM", "Ours"]
 
 
+def test_one_table_shows_what_the_presets_add_everywhere(runs):
+    write_run(runs, "permuted-digits/ours-3ep", 0, matrix(0.9))
+    write_run(runs, "permuted-digits/replay-3ep", 0, matrix(0.85))
+    write_run(runs, f"{MNIST}/d", 0, matrix(0.9))
+    overview = build(collect([runs]), {}).overview
+    assert [entry.cells for entry in overview.lines] == [
+        (MNIST, "GEM", "81.9 ± 0.4", "80.0", "81.0", "-1.00", "0"),
+        (MNIST, "Ours", "82.9 ± 0.3", "82.2 ± 0.8", "82.0 ± 1.4", "+0.20 ± 0.57", "0, 1"),
+        ("permuted-digits", "Ours, 3 epochs", "–", "90.0", "85.0", "+5.00", "0"),
+    ]
+    assert [len(seeds) for seeds in overview.differences] == [1, 2, 1]
+
+
+def test_without_a_control_there_is_no_overview(tmp_path):
+    write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8))
+    report = build(collect([tmp_path]), {})
+    assert report.overview is None
+    assert "at a glance" not in render(report, "Report")
+
+
 def test_a_matrix_with_unmeasured_rows_has_acc_alone(tmp_path):
     R = [[None] * 3, [None] * 3, [0.7, 0.8, 0.6]]
     write_run(tmp_path, f"{MNIST}/gdumb", 0, R)
