@@ -27,6 +27,6 @@ def averaged_table(rows: Sequence[Row]) -> Table | None:
                      change, over_control, listed(row.seeds))  # fmt: skip
             lines.append(Line(cells, row=row))
     columns = ("method", "decay", "ACC", "ACC of the average", "difference",
-               "average over replay alone's", "seeds")  # fmt: skip
+               "average over its control's", "seeds")  # fmt: skip
     title = "Exponential average of the weights"
     return Table(title, columns, tuple(lines)) if lines else None

@@ -18,7 +18,8 @@ def control_table(rows: Sequence[Row]) -> Table | None:
     about = (
         "The control is the replay term alone, w = g + γ Σ gᵢ, with no constraint, at the same "
         "strength and with the same memory; differences are taken seed by seed. Ours adds the same "
-        "term at every step, GEM at least as much wherever a constraint is violated."
+        "term at every step, GEM at least as much wherever a constraint is violated. At γ = 0 "
+        "nothing is replayed: the control is then Single at the same rate."
     )
     lines = [
         Line((row.name.label, f"{row.config['options']['strength']:g}", *cells), row=row)
@@ -32,12 +33,14 @@ def overview_table(rows: Sequence[Row]) -> Table | None:
     columns = ("benchmark", "method", "paper ACC", "ACC", "control's ACC", "difference", "seeds")
     about = (
         "Ours and GEM with the values of their presets, beside the control: the replay term "
-        "w = g + γ Σ gᵢ alone, with no constraint. Differences are taken seed by seed; the "
-        "variants are in the sections below."
+        "w = g + γ Σ gᵢ alone, with no constraint; for the equations as printed, which replay "
+        "nothing, Single at the same rate. Differences are taken seed by seed; the variants are in "
+        "the sections below."
     )
     lines = []
     for row in rows:
-        own = row.name.entry.removesuffix("-3ep") == row.config["method"] and not row.name.changes
+        entry = row.name.entry.removesuffix("-3ep").removesuffix("-printed")
+        own = entry == row.config["method"] in ("ours", "gem") and not row.name.changes
         cells = _line(row, rows) if own else None
         if cells is not None:
             method = paper.label(row.name.entry)

@@ -156,7 +156,7 @@ def gains(table: Table) -> Figure:
     labels = [", ".join(line.cells[:named]) for line in table.lines]
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.set(xlabel="ACC over that of the replay term alone (points)")
+    axes.set(xlabel="ACC over the control's (points)")
     return made
 
 

@@ -26,6 +26,9 @@ MEASURES: dict[str, Callable[[Matrix], float]] = {
 }
 
 
+SINGLE: Mapping[str, Any] = {"method": "single", "options": {}}
+
+
 @dataclass(frozen=True, eq=False)
 class Row:
     """Runs that differ in their seed alone; finished ones have a matrix."""
@@ -113,12 +116,13 @@ def _named(runs: Sequence[RunRecord]) -> Mapping[str, Any]:
 def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
     """Find the row with the same replay term and no projection, if it was run.
 
-    Only methods that add γ of every old gradient have such a control: A-GEM adds γ of their mean,
-    S-GEM of one of them.
+    Ours and GEM add γ of every old gradient, A-GEM of their mean and S-GEM of one: only the first
+    two have a control in `replay`. At γ = 0 nothing is replayed, and what is left of any of them
+    without its constraints is `single`, at the same rate.
     """
-    options = row.config["options"]
-    if row.config["method"] not in ("ours", "gem") or not options.get("strength"):
+    method, strength = row.config["method"], row.config["options"].get("strength")
+    if method not in (("ours", "gem") if strength else ("ours", "gem", "agem", "sgem")):
         return None
-    control = {**row.config, "method": "replay", "options": {"strength": options["strength"]}}
-    wanted = fingerprint(control)
+    left = {"method": "replay", "options": {"strength": strength}} if strength else SINGLE
+    wanted = fingerprint({**row.config, **left})
     return next((r for r in rows if r.fingerprint == wanted and r.finished), None)

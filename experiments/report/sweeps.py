@@ -49,7 +49,7 @@ def _table(key: str, swept: Sequence[tuple[Any, Row]], rows: Sequence[Row]) -> T
         )
         for value, row in sorted(swept, key=lambda pair: _order(pair[0]))
     ]
-    columns = (short, "ACC", "BWT", "forgetting", "ACC over replay alone", "seeds")
+    columns = (short, "ACC", "BWT", "forgetting", "ACC over its control", "seeds")
     return Table(f"{title}: {short}", columns, tuple(lines), swept=short)
 
 

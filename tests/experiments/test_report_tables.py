@@ -68,6 +68,20 @@ def test_the_control_is_taken_seed_by_seed(runs):
     assert [entry.cells[0] for entry in found.lines] == ["GEM", "Ours"]
 
 
+def test_the_control_of_the_equations_as_printed_is_fine_tuning_at_their_rate(tmp_path):
+    for entry, acc in (("ours-printed", 0.8), ("agem-printed", 0.7), ("agem", 0.9)):
+        write_run(tmp_path, f"{MNIST}/{entry}", 0, matrix(acc))
+    write_run(tmp_path, f"{MNIST}/single", 0, matrix(0.5))  # at a rate of its own
+    write_run(tmp_path, f"{MNIST}/single", 0, matrix(0.6), changes={"lr": 0.1})
+    report = build(collect([tmp_path]), {})
+    found = table(report.sections[0], "What the projection adds")
+    assert {entry.cells[0]: entry.cells[1:5] for entry in found.lines} == {
+        "A-GEM, as printed (strength 0)": ("0", "70.0", "60.0", "+10.00"),
+        "Ours, as printed (strength 0)": ("0", "80.0", "60.0", "+20.00"),
+    }
+    assert [entry.cells[1] for entry in report.overview.lines] == ["Ours, as printed (strength 0)"]
+
+
 def test_one_table_shows_what_the_presets_add_everywhere(runs):
     write_run(runs, "permuted-digits/ours-3ep", 0, matrix(0.9))
     write_run(runs, "permuted-digits/replay-3ep", 0, matrix(0.85))
@@ -130,7 +144,7 @@ def test_rows_that_differ_in_one_value_are_a_sweep(tmp_path):
         ("full", "82.0 ± 0.0"),
     ]
     cells, _ = line(found, "8")
-    assert (cells["ACC over replay alone"], cells["seeds"]) == ("+3.00 ± 0.00", "10, 11")
+    assert (cells["ACC over its control"], cells["seeds"]) == ("+3.00 ± 0.00", "10, 11")
     assert [t.title for t in section.tables if t.swept] == ["Ours: rank"]
     assert "ACC and BWT against rank" in render_page(build(collect([tmp_path]), {}))
 
