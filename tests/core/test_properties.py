@@ -122,6 +122,13 @@ def test_enough_rank_is_exact(case, relaxation):
     assert close(a, gp.project(g, G), np.linalg.norm(g), tolerance)
 
 
+@given(case=zoo.gradients(), extra=st.integers(0, 3))
+def test_a_rank_beyond_the_tasks_is_no_rank_to_the_bit(case, extra):
+    g, G = case
+    generous = gp.Decomposed(rank=len(G) + extra)
+    assert np.array_equal(gp.project(g, G, generous), gp.project(g, G))
+
+
 @given(case=zoo.gradients())
 def test_every_old_task_gets_the_same(case):
     g, G = case
