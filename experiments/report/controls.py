@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from gradproj.experiments.report import paper
 from gradproj.experiments.report.rows import Row, control_of
@@ -66,7 +69,29 @@ def _table(
     if not lines:
         return None
     gained = [tuple(difference_to_control(line.row, rows)) for line in lines if line.row]
-    return Table(title, columns, tuple(lines), about, differences=tuple(gained))
+    noted = [replace(line, note=_parted(line.row, rows)) for line in lines if line.row]
+    return Table(title, columns, tuple(noted), about, differences=tuple(gained))
+
+
+def _parted(row: Row, rows: Sequence[Row]) -> str:
+    """Say so if runs of equal seeds differ before there is an old task, and so pair nothing."""
+    control = control_of(row, rows)
+    first = {run.seed: run.matrix[0] for run in row.finished if run.matrix is not None}
+    others = control.finished if control is not None else ()
+    parted = [
+        run.seed
+        for run in others
+        if run.seed in first
+        and run.matrix is not None
+        and not np.array_equal(first[run.seed], run.matrix[0], equal_nan=True)
+    ]
+    if not parted:
+        return ""
+    return (
+        f"Equal seeds ({listed(parted)}) and their control differ in the first task, where both "
+        "are plain SGD: they come from other machines or versions, and the difference is of means, "
+        "not of pairs."
+    )
 
 
 def _published(row: Row) -> str:

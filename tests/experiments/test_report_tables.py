@@ -82,6 +82,20 @@ def test_the_control_of_the_equations_as_printed_is_fine_tuning_at_their_rate(tm
     assert [entry.cells[1] for entry in report.overview.lines] == ["Ours, as printed (strength 0)"]
 
 
+def test_equal_seeds_that_part_before_there_is_an_old_task_pair_nothing(tmp_path):
+    elsewhere = matrix(0.8)
+    elsewhere[0][0] += 0.01
+    write_run(tmp_path, f"{MNIST}/gem", 0, matrix(0.8))
+    write_run(tmp_path, f"{MNIST}/gem", 1, elsewhere)
+    write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8))
+    for seed in (0, 1):
+        write_run(tmp_path, f"{MNIST}/replay", seed, matrix(0.7))
+    (section,) = sections(tmp_path)
+    found = table(section, "What the projection adds")
+    assert line(found, "Ours")[1].note == ""
+    assert line(found, "GEM")[1].note.startswith("Equal seeds (1) and their control differ")
+
+
 def test_one_table_shows_what_the_presets_add_everywhere(runs):
     write_run(runs, "permuted-digits/ours-3ep", 0, matrix(0.9))
     write_run(runs, "permuted-digits/replay-3ep", 0, matrix(0.85))
