@@ -44,9 +44,8 @@ class Decomposed(Method):
         Switch a constraint off.
     strength : float
         The memory strength :math:`\gamma`: :math:`\gamma \sum_i g_i` is added to the solution,
-        outside the constraints. 0 is the paper's equations; the runs behind tables like the
-        paper's take 0.5. With both constraints off, what is left is plain replay, the control to
-        measure a projection against.
+        outside the constraints. 0 is the paper's equations; GEM's published runs use 0.5. With both
+        constraints off, what is left is plain replay, the control to measure a projection against.
 
     Notes
     -----
@@ -55,8 +54,7 @@ class Decomposed(Method):
     a small layer under many tasks has no direction left that would help all of them.
 
     The constraints are about first order: at a large learning rate curvature makes the old tasks'
-    losses grow all the same. As all of them must gain alike, none recovers by itself then; a
-    positive `strength` lets them.
+    losses grow all the same, and a positive `strength` is what brings them down again.
 
     References
     ----------

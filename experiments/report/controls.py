@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,9 +14,37 @@ from gradproj.experiments.report.tables import Line, Table, listed, printed, spr
 __all__ = ["control_table", "difference_to_control", "overview_table"]
 
 
+@dataclass(frozen=True)
+class _Pairs:
+    """A row and its control at the seeds that both were run with; `parted`: those of no pair."""
+
+    seeds: list[int]
+    own: list[float]
+    control: list[float]
+    parted: list[int]
+
+    @property
+    def gained(self) -> tuple[float, ...]:
+        return tuple(a - b for a, b in zip(self.own, self.control, strict=True))
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        gained = spread(self.gained, digits=2, sign="+")
+        return spread(self.own), spread(self.control), gained, listed(self.seeds)
+
+    @property
+    def note(self) -> str:
+        if not self.parted:
+            return ""
+        return (
+            f"Equal seeds ({listed(self.parted)}) and their control differ in the first task, "
+            "where both are plain SGD: they come from other machines or versions, and the "
+            "difference is of means, not of pairs."
+        )
+
+
 def control_table(rows: Sequence[Row]) -> Table | None:
     """Show what each projection adds to its replay term alone, seed by seed."""
-    shown = [(row, line) for row in rows if (line := _line(row, rows)) is not None]
     columns = ("method", "strength γ", "ACC", "control's ACC", "difference", "seeds")
     about = (
         "The control is the replay term alone, w = g + γ Σ gᵢ, with no constraint, at the same "
@@ -24,11 +52,12 @@ def control_table(rows: Sequence[Row]) -> Table | None:
         "term at every step, GEM at least as much wherever a constraint is violated. At γ = 0 "
         "nothing is replayed: the control is then Single at the same rate."
     )
-    lines = [
-        Line((row.name.label, f"{row.config['options']['strength']:g}", *cells), row=row)
-        for row, cells in shown
+    found = [
+        ((row.name.label, f"{row.config['options']['strength']:g}"), row, pairs)
+        for row in rows
+        if (pairs := _pairs(row, rows)) is not None
     ]
-    return _table("What the projection adds", columns, lines, about, rows)
+    return _table("What the projection adds", columns, about, found)
 
 
 def overview_table(rows: Sequence[Row]) -> Table | None:
@@ -40,58 +69,54 @@ def overview_table(rows: Sequence[Row]) -> Table | None:
         "nothing, Single at the same rate. Differences are taken seed by seed; the variants are in "
         "the sections below."
     )
-    lines = []
-    for row in rows:
-        entry = row.name.entry.removesuffix("-3ep").removesuffix("-printed")
-        own = entry == row.config["method"] in ("ours", "gem") and not row.name.changes
-        cells = _line(row, rows) if own else None
-        if cells is not None:
-            method = paper.label(row.name.entry)
-            lines.append(Line((row.name.series, method, _published(row), *cells), row=row))
-    return _table("What the projection adds, at a glance", columns, lines, about, rows)
+    found = [
+        ((row.name.series, paper.label(row.name.entry), _published(row)), row, pairs)
+        for row in rows
+        if _is_own_preset(row) and (pairs := _pairs(row, rows)) is not None
+    ]
+    return _table("What the projection adds, at a glance", columns, about, found)
 
 
-def _line(row: Row, rows: Sequence[Row]) -> tuple[str, ...] | None:
-    own, other = _beside_control(row, rows)
-    if not own:
+def difference_to_control(row: Row, rows: Sequence[Row], *, averaged: bool = False) -> list[float]:
+    """Return ACC minus that of the control, for each seed that both were run with."""
+    pairs = _pairs(row, rows, averaged)
+    return [] if pairs is None else list(pairs.gained)
+
+
+def _pairs(row: Row, rows: Sequence[Row], averaged: bool = False) -> _Pairs | None:
+    control = control_of(row, rows)
+    if control is None:
         return None
-    return (
-        spread(list(own.values())),
-        spread([other[seed] for seed in own]),
-        spread(difference_to_control(row, rows), digits=2, sign="+"),
-        listed(list(own)),
+    own, other = (
+        dict(zip(r.seeds, r.values("acc", averaged), strict=True)) for r in (row, control)
     )
+    starts, others = (
+        {seed: R[0] for seed, R in zip(r.seeds, r.matrices(), strict=True)} for r in (row, control)
+    )
+    seeds = [seed for seed in own if seed in other]
+    # Before there is an old task both take the same steps.
+    parted = [s for s in seeds if not np.array_equal(starts[s], others[s], equal_nan=True)]
+    if not seeds:
+        return None
+    return _Pairs(seeds, [own[s] for s in seeds], [other[s] for s in seeds], parted)
+
+
+def _is_own_preset(row: Row) -> bool:
+    entry = row.name.entry.removesuffix("-3ep").removesuffix("-printed")
+    return entry == row.config["method"] in ("ours", "gem") and not row.name.changes
 
 
 def _table(
-    title: str, columns: tuple[str, ...], lines: Sequence[Line], about: str, rows: Sequence[Row]
+    title: str,
+    columns: tuple[str, ...],
+    about: str,
+    found: Sequence[tuple[tuple[str, ...], Row, _Pairs]],
 ) -> Table | None:
-    if not lines:
+    if not found:
         return None
-    gained = [tuple(difference_to_control(line.row, rows)) for line in lines if line.row]
-    noted = [replace(line, note=_parted(line.row, rows)) for line in lines if line.row]
-    return Table(title, columns, tuple(noted), about, differences=tuple(gained))
-
-
-def _parted(row: Row, rows: Sequence[Row]) -> str:
-    """Say so if runs of equal seeds differ before there is an old task, and so pair nothing."""
-    control = control_of(row, rows)
-    first = {run.seed: run.matrix[0] for run in row.finished if run.matrix is not None}
-    others = control.finished if control is not None else ()
-    parted = [
-        run.seed
-        for run in others
-        if run.seed in first
-        and run.matrix is not None
-        and not np.array_equal(first[run.seed], run.matrix[0], equal_nan=True)
-    ]
-    if not parted:
-        return ""
-    return (
-        f"Equal seeds ({listed(parted)}) and their control differ in the first task, where both "
-        "are plain SGD: they come from other machines or versions, and the difference is of means, "
-        "not of pairs."
-    )
+    lines = [Line((*start, *pairs.cells), "", pairs.note, row) for start, row, pairs in found]
+    gained = tuple(pairs.gained for _, _, pairs in found)
+    return Table(title, columns, tuple(lines), about, differences=gained)
 
 
 def _published(row: Row) -> str:
@@ -101,20 +126,3 @@ def _published(row: Row) -> str:
         if cell is not None and table.metric == "acc":
             return printed(cell)
     return "–"
-
-
-def difference_to_control(row: Row, rows: Sequence[Row], *, averaged: bool = False) -> list[float]:
-    """Return ACC minus that of the replay term alone, for each seed that both were run with."""
-    own, other = _beside_control(row, rows, averaged)
-    return [own[seed] - other[seed] for seed in own]
-
-
-def _beside_control(
-    row: Row, rows: Sequence[Row], averaged: bool = False
-) -> tuple[dict[int, float], dict[int, float]]:
-    control = control_of(row, rows)
-    if control is None:
-        return {}, {}
-    own = dict(zip(row.seeds, row.values("acc", averaged), strict=True))
-    other = dict(zip(control.seeds, control.values("acc", averaged), strict=True))
-    return {seed: acc for seed, acc in own.items() if seed in other}, other

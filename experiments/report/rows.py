@@ -26,9 +26,6 @@ MEASURES: dict[str, Callable[[Matrix], float]] = {
 }
 
 
-SINGLE: Mapping[str, Any] = {"method": "single", "options": {}}
-
-
 @dataclass(frozen=True, eq=False)
 class Row:
     """Runs that differ in their seed alone; finished ones have a matrix."""
@@ -123,6 +120,6 @@ def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
     method, strength = row.config["method"], row.config["options"].get("strength")
     if method not in (("ours", "gem") if strength else ("ours", "gem", "agem", "sgem")):
         return None
-    left = {"method": "replay", "options": {"strength": strength}} if strength else SINGLE
-    wanted = fingerprint({**row.config, **left})
+    left, options = ("replay", {"strength": strength}) if strength else ("single", {})
+    wanted = fingerprint({**row.config, "method": left, "options": options})
     return next((r for r in rows if r.fingerprint == wanted and r.finished), None)
