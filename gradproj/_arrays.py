@@ -1,10 +1,10 @@
-"""What the core needs to know of the caller's arrays: library, dtype, device, and the way back."""
+"""The caller's arrays: library, dtype and device, the checks on entry, and the way back."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
@@ -15,117 +15,136 @@ import numpy.typing as npt
 
 from gradproj._errors import NotFiniteError
 
-# Any array of an array-API library. The standard has no static type for it, hence `Any`.
+# Any array of an array-API library. The standard defines no static type for it, hence `Any`.
 Array: TypeAlias = Any
 HostArray: TypeAlias = npt.NDArray[np.float64]
-# What comes out is of the type that went in.
+# For functions that return the type of array that they were given.
 SameArray = TypeVar("SameArray")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entered:
-    """One (g, G) pair, checked and in the form it is computed in."""
+    """Checked arrays in the form in which they are computed, and the way back to the caller's."""
 
     xp: Any
-    g: Array
-    G: Array
+    arrays: list[Array]
     leave: Callable[[Array], Array]
 
 
-def enter(g: Array, G: Array, label: str = "") -> Entered:
-    """Check one pair of gradients and bring it into the form it is computed in.
+def enter(arrays: Mapping[str, Array]) -> Entered:
+    """Check arrays that belong to the same N parameters and prepare them for computing.
 
-    torch tensors on the CPU are computed through NumPy views of the same memory: OpenBLAS takes the
-    T×N products at least as fast, and the two libraries share one code path. Half precision is
-    converted to float32 here, once. Everything else is computed where and as it is.
+    A name that starts with a capital letter is a matrix (rows, N), any other a vector (N,).
+
+    Tensors of torch on the CPU are computed through NumPy views of the same memory. OpenBLAS forms
+    these products at least as fast, and the two libraries share one code path. Half precision is
+    converted to float32 here, once. All other arrays are computed where and as they are.
     """
-    names = f"g{label}", f"G{label}"
-    check_array(names[0], g, 1)
-    check_array(names[1], G, 2)
-    xp = common_namespace(names, (g, G))
-    if G.shape[1] != g.shape[0]:
-        raise ValueError(
-            f"{names[1]} has {G.shape[1]} columns and {names[0]} has {g.shape[0]} entries: "
-            "the rows of G are the old tasks' gradients, each as long as g"
-        )
-    dtype = g.dtype
-    if bits(xp, dtype) == 16:
-        g, G = xp.astype(g, xp.float32), xp.astype(G, xp.float32)
-        inner = enter(g, G, label)
-        return Entered(inner.xp, inner.g, inner.G, lambda w: narrowed(xp, inner.leave(w), dtype))
-    if compat.is_torch_array(g) and g.device.type == "cpu":
-        # A view that only notes that its numbers are negated would be handed over without the note.
-        g, G = g.resolve_neg(), G.resolve_neg()
-        return Entered(
-            np, np.from_dlpack(g), np.from_dlpack(G), lambda w: xp.asarray(w, device="cpu")
-        )
-    return Entered(xp, g, G, lambda w: w)
+    names, values = list(arrays), list(arrays.values())
+    for name, x in arrays.items():
+        _check_array(name, x, 2 if name[0].isupper() else 1)
+    check_alike(names, values)
+    N = values[0].shape[-1]
+    for name, x in arrays.items():
+        if x.shape[-1] != N:
+            raise ValueError(
+                f"{name} has {x.shape[-1]} columns and {names[0]} has {N}: all arrays must "
+                "belong to the same N parameters"
+            )
+    xp, dtype, leave = namespace(values[0]), values[0].dtype, _unchanged
+    half = bits(xp, dtype) == 16
+    if half:
+        values = [xp.astype(x, xp.float32) for x in values]
+    if xp is np:
+        inner = np
+    elif compat.is_torch_array(values[0]) and values[0].device.type == "cpu":
+        # A lazily negated view would be handed over without its sign.
+        values = [x.resolve_neg().numpy() for x in values]
+        inner, leave = np, lambda w: xp.asarray(w, device="cpu")
+    else:
+        inner = xp
+    if half:
+        return Entered(inner, values, lambda w: narrowed(xp, leave(w), dtype))
+    return Entered(inner, values, leave)
 
 
-def check_array(name: str, x: Array, dimensions: int) -> None:
-    """Raise unless `x` is a real floating-point array of that many dimensions."""
+def _unchanged(w: Array) -> Array:
+    return w
+
+
+def _check_array(name: str, x: Array, dimensions: int) -> None:
+    """Raise unless `x` is a dense array of real floating-point numbers with that many axes."""
     if not compat.is_array_api_obj(x):
+        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
         raise TypeError(
-            f"{name} is a {type(x).__name__}: pass an array of an array-API library "
-            "(NumPy, CuPy, torch, …), for example numpy.asarray(…)"
+            f"{name} is a {kind}: pass an array of an array-API library (NumPy, CuPy, torch, …), "
+            f"for example numpy.asarray({name})"
         )
-    check_form(name, x)
+    if type(x) is not np.ndarray:
+        _check_form(name, x)
     if bits(namespace(x), x.dtype) not in (16, 32, 64):
         raise TypeError(
-            f"{name} has dtype {x.dtype}: gradients are real floating-point numbers of 16, 32 or "
-            "64 bits; convert it first"
+            f"{name} has dtype {x.dtype}: gradients must be real floating-point numbers of 16, 32 "
+            f"or 64 bits that {library(x)} can compute with; convert it first"
+        )
+    if not getattr(x.dtype, "isnative", True):
+        raise TypeError(
+            f"{name} has dtype {x.dtype} in a byte order that is not native: pass "
+            f'{name}.astype({name}.dtype.newbyteorder("="))'
         )
     if x.ndim != dimensions:
-        wanted = "one vector (N,)" if dimensions == 1 else "a matrix with one gradient a row (T, N)"
-        raise ValueError(f"{name} has shape {tuple(x.shape)}: it should be {wanted}")
-    if getattr(x, "requires_grad", False):
-        raise ValueError(f"{name} requires grad: pass {name}.detach(), nothing here is recorded")
+        wanted = "one vector (N,)" if dimensions == 1 else "a matrix (rows, N)"
+        raise ValueError(f"{name} has shape {tuple(x.shape)}: expected {wanted}")
 
 
-def check_form(name: str, x: Array) -> None:
-    """Raise for arrays that look like others but do not hold their numbers one after the other."""
-    if isinstance(x, np.ndarray):
-        if isinstance(x, np.ma.MaskedArray):
-            raise TypeError(
-                f"{name} is a masked array: fill it first, for example {name}.filled(0)"
-            )
-        if not x.dtype.isnative:
-            raise TypeError(
-                f"{name} has dtype {x.dtype} in another byte order than this machine's: pass "
-                f'{name}.astype({name}.dtype.newbyteorder("="))'
-            )
-    elif compat.is_torch_array(x):
+def _check_form(name: str, x: Array) -> None:
+    """Raise for arrays whose values are not there, or not stored one after the other."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: fill it first, for example {name}.filled(0)")
+    if compat.is_torch_array(x):
         if str(x.layout) != "torch.strided":
             raise TypeError(f"{name} has layout {x.layout}: pass {name}.to_dense()")
         if x.is_meta:
-            raise ValueError(f"{name} is on the meta device and has no numbers: load it first")
+            raise ValueError(f"{name} is on the meta device and has no values: load it first")
+        if x.requires_grad:
+            raise ValueError(f"{name} requires grad: pass {name}.detach(), nothing is recorded")
+    elif compat.is_pydata_sparse_array(x):
+        raise TypeError(f"{name} is a sparse array: pass {name}.todense()")
+    elif compat.is_ndonnx_array(x):
+        raise TypeError(
+            f"{name} is an ndonnx array, which may have no values yet: pass {name}.unwrap_numpy()"
+        )
+    elif compat.is_jax_array(x) and isinstance(x, sys.modules["jax"].core.Tracer):
+        raise TypeError(
+            f"{name} is traced by JAX (jit, vmap or grad) and has no values yet, but the T-sized "
+            "problem is solved on the host: call gradproj outside of the transformation, or "
+            "through jax.pure_callback"
+        )
 
 
-def common_namespace(names: tuple[str, ...], arrays: tuple[Array, ...]) -> Any:
-    """Return the arrays' one namespace; raise if library, device or dtype differ."""
+def check_alike(names: Sequence[str], arrays: Sequence[Array]) -> None:
+    """Raise if the arrays differ in library, device or dtype."""
     first = arrays[0]
-    xp = namespace(first)
     for name, x in zip(names[1:], arrays[1:], strict=True):
-        if namespace(x) is not xp:
-            libraries = [namespace(a).__name__.rsplit(".", 1)[-1] for a in (first, x)]
+        if namespace(x) is not namespace(first):
             raise TypeError(
-                f"{names[0]} is a {libraries[0]} array and {name} a {libraries[1]} array: "
-                "pass both from one library"
+                f"{names[0]} is a {library(first)} array and {name} is a {library(x)} array: "
+                "pass arrays of one library"
             )
         if device(first) != device(x):
             raise ValueError(
-                f"{names[0]} is on device {device(first)} and {name} on {device(x)}: "
-                "move both to one device"
+                f"{names[0]} is on device {device(first)} and {name} is on {device(x)}: move both "
+                "to one device"
             )
         if first.dtype != x.dtype:
             raise TypeError(
-                f"{names[0]} has dtype {first.dtype} and {name} {x.dtype}: cast both to one dtype"
+                f"{names[0]} has dtype {first.dtype} and {name} has dtype {x.dtype}: cast both to "
+                "one dtype"
             )
-    return xp
 
 
 def device(x: Array) -> Any:
-    """Return the array's device, or None for NumPy, which has but one and takes None for it."""
+    """Return the array's device, or None for NumPy arrays, which have only one device."""
     return None if isinstance(x, np.ndarray) else compat.device(x)
 
 
@@ -133,7 +152,7 @@ _namespaces: dict[type, Any] = {}
 
 
 def namespace(x: Array) -> Any:
-    """Return the array's namespace; looked up once a type, since small layers come by the dozen."""
+    """Return the array's namespace. Cached per array type, because a model has many layers."""
     xp = _namespaces.get(type(x))
     if xp is None:
         # NumPy 2 is an array-API library itself and needs no wrapper.
@@ -142,37 +161,49 @@ def namespace(x: Array) -> Any:
     return xp
 
 
+def library(x: Array) -> str:
+    """Return the name of the array's library, for messages."""
+    return type(x).__module__.partition(".")[0].removesuffix("lib")
+
+
 @cache
 def bits(xp: Any, dtype: Any) -> int:
-    """Return the number of bits of a real floating-point dtype, 0 for any other."""
+    """Return the number of bits of a real floating-point dtype, or 0 for any other dtype."""
     try:
-        return int(xp.finfo(dtype).bits) if xp.isdtype(dtype, "real floating") else 0
-    except TypeError:  # a dtype that the library has from elsewhere
-        return 0
+        if xp.isdtype(dtype, "real floating"):
+            return int(xp.finfo(dtype).bits)
+    except (TypeError, ValueError):  # a dtype of another package
+        pass
+    # CuPy computes with the bfloat16 of ml_dtypes, which its `isdtype` does not list.
+    return 16 if compat.is_cupy_namespace(xp) and str(dtype) == "bfloat16" else 0
 
 
 def narrowed(xp: Any, w: Array, dtype: Any) -> Array:
-    """Round an update to its dtype; raise if it does not fit."""
-    with np.errstate(over="ignore"):
-        out = xp.astype(w, dtype)
+    """Round a result to its dtype; raise if it does not fit."""
+    out = xp.astype(w, dtype)
     if not bool(xp.all(xp.isfinite(out))):
-        raise NotFiniteError(
-            f"the update does not fit into {dtype}: skip this step, or lower the loss scale"
-        )
+        raise overflow(dtype)
     return out
 
 
-def has_float64(xp: Any, place: Any) -> bool:
-    """Whether the library has float64 on that device: torch's MPS has not."""
-    if compat.is_jax_namespace(xp):  # not to be remembered: people switch it on and off
+def overflow(dtype: Any) -> NotFiniteError:
+    """Return the error for a result that its dtype cannot hold."""
+    return NotFiniteError(
+        f"the result does not fit into {dtype}: skip this step, or lower the loss scale"
+    )
+
+
+def has_float64(xp: Any, like: Array) -> bool:
+    """Whether the library has float64 on the device of `like`: torch's MPS does not.
+
+    Not cached: CuPy's devices cannot be hashed, and JAX's float64 can be switched on and off.
+    """
+    if compat.is_cupy_namespace(xp):
+        return True
+    if compat.is_jax_namespace(xp):
         return bool(xp.zeros(()).dtype == xp.float64)
-    return _makes_float64(xp, place)
-
-
-@cache
-def _makes_float64(xp: Any, place: Any) -> bool:
     try:
-        xp.zeros(1, dtype=xp.float64, device=place)
+        xp.zeros(1, dtype=xp.float64, device=device(like))
     except (TypeError, ValueError, RuntimeError):
         return False
     return True
@@ -181,26 +212,37 @@ def _makes_float64(xp: Any, place: Any) -> bool:
 def widened(xp: Any, x: Array) -> Array:
     """Return the array in float64: where it is, or on the host if its device has no float64."""
     if isinstance(x, np.ndarray):
-        return np.asarray(x, dtype=np.float64)
-    return xp.astype(x, xp.float64) if has_float64(xp, device(x)) else to_host(x)
+        return x.astype(np.float64, copy=False)
+    return xp.astype(x, xp.float64) if has_float64(xp, x) else to_host(x)
 
 
-def full_precision(x: Array) -> AbstractContextManager[object]:
-    """Have products with `x` formed with all bits of their numbers, whatever the caller has set.
+def computing(x: Array) -> AbstractContextManager[object]:
+    """Enter what every computation with `x` needs, in one place.
 
-    An autocast around the call would form them in 16 bits. GPUs form those of float32 numbers in
-    TF32, with 10 bits of fraction, where torch has been told to; JAX has them do it by itself.
+    - The array's device: CuPy allocates and computes on the current device.
+    - Full precision: autocast would form products in 16 bits, and torch, CuPy and JAX can be set
+      to form float32 products in TF32, with 10 bits of fraction.
+    - Silence about overflow, which the results are checked for.
     """
-    if isinstance(x, np.ndarray):
-        return nullcontext()
-    if compat.is_torch_array(x):
-        return _torch_in_full_precision(x.device.type)
-    if compat.is_jax_array(x):
-        precise: AbstractContextManager[object] = sys.modules["jax"].default_matmul_precision(
-            "highest"
-        )
-        return precise
-    return nullcontext()
+    if type(x) is np.ndarray:
+        return np.errstate(over="ignore", invalid="ignore")
+    return _computing(x)
+
+
+@contextmanager
+def _computing(x: Array) -> Iterator[None]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        if compat.is_torch_array(x):
+            with _torch_in_full_precision(x.device.type):
+                yield
+        elif compat.is_cupy_array(x):
+            with x.device, _cupy_in_full_precision():
+                yield
+        elif compat.is_jax_array(x):
+            with sys.modules["jax"].default_matmul_precision("highest"):
+                yield
+        else:
+            yield
 
 
 @contextmanager
@@ -208,8 +250,7 @@ def _torch_in_full_precision(kind: str) -> Iterator[None]:
     torch: Any = sys.modules["torch"]
     matmul = torch.backends.cuda.matmul
     found = getattr(matmul, "fp32_precision", "none")  # since torch 2.9
-    cast = torch.amp.is_autocast_available(kind)
-    with torch.autocast(kind, enabled=False) if cast else nullcontext():
+    with torch.autocast(kind, enabled=False) if _autocasts(torch, kind) else _nothing():
         if found in ("ieee", "none"):
             yield
             return
@@ -220,20 +261,55 @@ def _torch_in_full_precision(kind: str) -> Iterator[None]:
             matmul.fp32_precision = found
 
 
+def _autocasts(torch: Any, kind: str) -> bool:
+    """Whether an autocast is active for that kind of device."""
+    available = torch.amp.is_autocast_available(kind)
+    return bool(available and torch.is_autocast_enabled(kind))
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _cupy_in_full_precision() -> Iterator[None]:
+    core: Any = sys.modules["cupy"]._core
+    found = core.get_compute_type(np.float32)
+    core.set_compute_type(np.float32, core._routines_linalg.COMPUTE_TYPE_PEDANTIC)
+    try:
+        yield
+    finally:
+        core.set_compute_type(np.float32, found)
+
+
 def to_host(x: Array) -> HostArray:
     """Copy a T-sized array to the host as float64.
 
-    This is the one transfer that the core makes: the small solve is branchy, the standard has
-    neither NNLS nor batched masks for it, and on a GPU it would be bound by kernel launches.
+    This is the only transfer that the core makes. The small problem has many branches, the standard
+    has no nonnegative least squares, and on a GPU the time would go into kernel launches.
     """
+    if isinstance(x, np.ndarray):
+        return x.astype(np.float64, copy=False)
     if compat.is_torch_array(x) or compat.is_cupy_array(x):
         return np.asarray(compat.to_device(x, "cpu"), dtype=np.float64)
     try:
         return np.asarray(x, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError):
-        # The standard has no name for the host; the default device is it, or is next to it.
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        pass
+    try:
+        return np.asarray(np.from_dlpack(x, device="cpu"), dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        # The standard has no name for the host; the default device is the host or next to it.
         host = namespace(x).__array_namespace_info__().default_device()
         return np.asarray(compat.to_device(x, host), dtype=np.float64)
+
+
+def stack_on_host(xp: Any, parts: Sequence[Array]) -> HostArray:
+    """Stack T-sized arrays and copy them to the host in one transfer."""
+    if len(parts) == 1:
+        return to_host(parts[0])[None]
+    return np.stack(parts) if isinstance(parts[0], np.ndarray) else to_host(xp.stack(parts))
 
 
 def from_host(x: HostArray, like: Array) -> Array:

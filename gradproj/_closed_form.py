@@ -1,23 +1,22 @@
-"""The explicit road, second half: Eq. 11 as it is written, and the test of its optimality."""
+"""The paper's algorithm, second half: Eq. 11 as written, and the residuals of its optimality."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from gradproj._arrays import (
     Array,
+    Entered,
     SameArray,
-    check_array,
-    common_namespace,
+    computing,
     device,
-    full_precision,
-    narrowed,
+    namespace,
+    overflow,
 )
-from gradproj._basis import _enter, lengths
+from gradproj._basis import enter_finite, lengths
 
 
 def solve(g: SameArray, shared: Array, B: Array) -> SameArray:
@@ -41,7 +40,7 @@ def solve(g: SameArray, shared: Array, B: Array) -> SameArray:
     shared : array (N,)
         The shared gradient :math:`\bar g`.
     B : array (r, N)
-        Orthonormal basis of the task-specific gradients, one direction a row; r may be 0.
+        Orthonormal basis of the task-specific gradients, one direction per row; r may be 0.
 
     Returns
     -------
@@ -56,35 +55,39 @@ def solve(g: SameArray, shared: Array, B: Array) -> SameArray:
     >>> gp.solve(np.asarray([1.0, 2.0, 1.0]), shared, gp.gram_schmidt(specific))
     array([0., 0., 1.])
     """
-    xp, (new, shared, B), dtype = _enter_all(g=g, shared=shared, B=B)
-    size = _largest(xp, new)
-    Pg, Pshared, free = _project_both(xp, new / size, shared, B)
-    slope = float(xp.sum(Pshared * Pg)) if free else 0.0
-    if slope < 0:
-        Pg = Pg - slope / float(xp.sum(Pshared * Pshared)) * Pshared
-    with np.errstate(over="ignore"):
-        w: SameArray = narrowed(xp, size * Pg, dtype)
-    return w
+    with computing(g):
+        given = _enter_with_basis({"g": g, "shared": shared, "B": B})
+        xp, (new, mean, basis) = given.xp, given.arrays
+        size = _largest(xp, new)
+        Pg, Pmean, free = _project_both(xp, new / size, mean, basis)
+        slope = float(xp.sum(Pmean * Pg)) if free else 0.0
+        if slope < 0:
+            Pg = Pg - slope / float(xp.sum(Pmean * Pmean)) * Pmean
+        w = size * Pg
+        if not bool(xp.all(xp.isfinite(w))):
+            raise overflow(w.dtype)
+        found: SameArray = given.leave(w)
+        return found
 
 
 @dataclass(frozen=True)
 class KKTResiduals:
-    """How far an update is from optimal: each condition's residual, relative, 0 if it holds.
+    """Residuals of the optimality conditions, relative; 0 where a condition holds.
 
     The scale s is the larger of ‖g‖ and ‖w‖.
 
     Attributes
     ----------
     stationarity : float
-        What is left of w − g after the best multipliers of the constraints, over s.
+        Length of w − g without its part along the constraints' gradients, over s.
     equality : float
         ‖B w‖ over s.
     inequality : float
-        How negative the cosine-like ⟨P ḡ, w⟩ / (‖P ḡ‖ s) is: of ḡ what B leaves free.
+        How negative ⟨P ḡ, w⟩ / (‖P ḡ‖ s) is, where P ḡ is the part of ḡ that B leaves free.
     dual : float
-        How far a negative multiplier of the inequality moves the update: ‖μ P ḡ‖ over s.
+        Length ‖μ P ḡ‖ by which a negative multiplier of the inequality moves the update, over s.
     slackness : float
-        The same for a multiplier of either sign, times how far the constraint is from binding.
+        The same for a multiplier of either sign, times the distance of the constraint from binding.
 
     Examples
     --------
@@ -111,8 +114,8 @@ def kkt_residuals(w: Array, g: Array, shared: Array, B: Array) -> KKTResiduals:
     .. math:: w - g - \mu \bar g + B^\top \nu = 0, \quad B w = 0, \quad \bar g^\top w \ge 0,
        \quad \mu \ge 0, \quad \mu\, \bar g^\top w = 0
 
-    The multipliers are recovered from `w` by least squares, so any `w` can be judged, wherever it
-    came from. The problem is convex: all residuals zero means that `w` is the one solution.
+    The multipliers are recovered from `w` by least squares, so that any update can be judged. The
+    problem is convex: if all residuals are zero, `w` is the unique solution.
 
     Parameters
     ----------
@@ -136,45 +139,43 @@ def kkt_residuals(w: Array, g: Array, shared: Array, B: Array) -> KKTResiduals:
     >>> gp.kkt_residuals(g, g, shared, B).inequality > 0.4
     True
     """
-    xp, (w, g, shared, B), _ = _enter_all(w=w, g=g, shared=shared, B=B)
-    largest = _largest(xp, g, w)
-    w, g = w / largest, g / largest
-    size = max(_length(xp, g), _length(xp, w)) or 1.0
-    w, g = w / size, g / size
-    moved, Pshared, free = _project_both(xp, w - g, shared, B)
-    pull = along = 0.0  # the multiplier, as the length that it moves the update by; and P ḡ · w
-    if free:
-        Pshared = Pshared / _length(xp, Pshared)
-        pull = float(xp.sum(moved * Pshared))
-        moved = moved - pull * Pshared
-        along = float(xp.sum(Pshared * w))
-    with full_precision(B):
-        along_basis = B @ w
-    return KKTResiduals(
-        stationarity=_length(xp, moved),
-        equality=_length(xp, along_basis),
-        inequality=max(0.0, -along),
-        dual=max(0.0, -pull),
-        slackness=abs(pull * along),
-    )
+    with computing(w):
+        given = _enter_with_basis({"w": w, "g": g, "shared": shared, "B": B})
+        xp, (w, g, shared, B) = given.xp, given.arrays
+        largest = _largest(xp, g, w)
+        w, g = w / largest, g / largest
+        size = max(_length(xp, g), _length(xp, w)) or 1.0
+        w, g = w / size, g / size
+        moved, Pshared, free = _project_both(xp, w - g, shared, B)
+        pull = along = 0.0  # the length by which the multiplier moves the update; and P ḡ · w
+        if free:
+            Pshared = Pshared / _length(xp, Pshared)
+            pull = float(xp.sum(moved * Pshared))
+            moved = moved - pull * Pshared
+            along = float(xp.sum(Pshared * w))
+        return KKTResiduals(
+            stationarity=_length(xp, moved),
+            equality=_length(xp, B @ w),
+            inequality=max(0.0, -along),
+            dual=max(0.0, -pull),
+            slackness=abs(pull * along),
+        )
 
 
 def _project_both(xp: Any, x: Array, shared: Array, B: Array) -> tuple[Array, Array, bool]:
-    """Return P x, P ḡ in units of ‖ḡ‖, and whether that is more than zero up to rounding."""
+    """Return P x, P ḡ in units of ‖ḡ‖, and whether the latter is more than rounding."""
     shared = shared / _largest(xp, shared)
     shared = shared / (_length(xp, shared) or 1.0)
-    # Twice: what rounding leaves of B after the first time, the second takes away.
-    with full_precision(B):
-        for _ in range(2):
-            x = x - (B @ x) @ B
-            shared = shared - (B @ shared) @ B
+    for _ in range(2):  # the second pass removes what rounding left of B in the first
+        x = x - (B @ x) @ B
+        shared = shared - (B @ shared) @ B
     return x, shared, _length(xp, shared) > 100 * float(xp.finfo(shared.dtype).eps)
 
 
 def _largest(xp: Any, *vectors: Array) -> float:
-    """Return about the largest size of their numbers, or 1: to divide by before lengths overflow.
+    """Return a divisor that keeps lengths from overflowing: about the largest absolute value, or 1.
 
-    A power of two, by which nothing is rounded.
+    It is a power of two, so that the division does not round.
     """
     largest = max((float(xp.max(xp.abs(x))) for x in vectors if x.shape[0]), default=0.0)
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
@@ -184,31 +185,17 @@ def _length(xp: Any, x: Array) -> float:
     return float(lengths(xp, x[None, :])[0])
 
 
-def _enter_all(**arrays: Array) -> tuple[Any, list[Array], Any]:
-    """Check vectors and a basis B that belong together; at least float32 from here on."""
-    for name, x in arrays.items():
-        check_array(name, x, 2 if name == "B" else 1)
-    names, values = tuple(arrays), tuple(arrays.values())
-    xp = common_namespace(names, values)
-    for name, x in arrays.items():
-        if x.shape[-1] != values[0].shape[0]:
-            raise ValueError(
-                f"{name} is {x.shape[-1]} long and {names[0]} {values[0].shape[0]}: "
-                "all of them belong to the same N parameters"
-            )
-    wide = [_enter(name, x, x.ndim)[1] for name, x in arrays.items()]
-    _check_orthonormal(xp, wide[names.index("B")], values[0].dtype)
-    return xp, wide, values[0].dtype
-
-
-def _check_orthonormal(xp: Any, B: Array, dtype: Any) -> None:
-    """Raise for rows that were not made orthonormal, whatever rounding has done to them since."""
-    with full_precision(B):
-        products = B @ B.T
-    off = xp.abs(products - xp.eye(B.shape[0], dtype=B.dtype, device=device(B)))
+def _enter_with_basis(arrays: Mapping[str, Array]) -> Entered:
+    """Enter finite vectors and an orthonormal basis B, which comes last."""
+    given = enter_finite(arrays)
+    xp, B = given.xp, given.arrays[-1]
+    off = xp.abs(B @ B.T - xp.eye(B.shape[0], dtype=B.dtype, device=device(B)))
     worst = float(xp.max(off)) if B.shape[0] else 0.0
-    if worst > float(xp.finfo(dtype).eps) ** 0.5:
+    # A basis of 16 bits has been rounded to them.
+    epsilon = float(namespace(arrays["B"]).finfo(arrays["B"].dtype).eps)
+    if worst > epsilon**0.5:
         raise ValueError(
-            f"B has rows that are not orthonormal (B Bᵀ is {worst:.1g} off the identity): pass "
-            "gp.gram_schmidt(B) or gp.principal_components(B)"
+            f"B has rows that are not orthonormal (B Bᵀ differs from the identity by {worst:.1g}): "
+            "pass gp.gram_schmidt(B) or gp.principal_components(B)"
         )
+    return given

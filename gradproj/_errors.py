@@ -1,10 +1,10 @@
-"""The one thing that goes wrong with good code: gradients that are not numbers."""
+"""The exception for gradients that contain NaN or infinity."""
 
 
 class NotFiniteError(ValueError):
-    """Gradients hold NaN or infinity, or numbers too large to square.
+    """Raised when gradients contain NaN or infinity, or when the update overflows its dtype.
 
-    A training loop that would rather skip such a step than end can catch it by its name.
+    A training loop that should skip such a step instead of stopping can catch it by name.
 
     Examples
     --------
@@ -14,5 +14,5 @@ class NotFiniteError(ValueError):
     ...     gp.project(np.asarray([np.nan, 1.0]), np.ones((2, 2)))
     ... except gp.NotFiniteError as error:
     ...     print(str(error).partition(":")[0])
-    g holds NaN, infinity or numbers too large to square
+    g contains NaN or infinity
     """

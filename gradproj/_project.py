@@ -1,38 +1,52 @@
-"""The fast road: measure the inner products, solve T-sized problems, combine."""
+"""The fast path: measure the inner products, solve T-sized problems, combine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from gradproj._arrays import (
     Array,
+    Entered,
     HostArray,
     SameArray,
-    common_namespace,
-    device,
+    computing,
     enter,
     from_host,
-    full_precision,
+    to_host,
+    widened,
 )
-from gradproj._decomposed import Decomposed
-from gradproj._errors import NotFiniteError
-from gradproj._measure import SAFE_SQUARE, combine_layer, cuts, measure_layers, stack_on_host
-from gradproj._method import TOLERANCE_32, TOLERANCE_64, Method, Solution, solve_checked
+from gradproj._blocks import cuts
+from gradproj._combine import check_overflow, combined
+from gradproj._method import Method, Solution, solve_checked
+from gradproj._methods.decomposed import Decomposed
+from gradproj._products import (
+    Products,
+    check_finite,
+    enter_layers,
+    fitting_factors,
+    measure_entered,
+    wide_layers,
+)
+from gradproj._reduction import Reduction
+
+# Where only the order of magnitude of the old gradients' lengths matters, they are estimated from
+# the first columns of every stride: an eighth of a long layer, all of a short one.
+_SAMPLE, _STRIDE = 1 << 11, 1 << 14
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
+@dataclass(frozen=True, eq=False)  # arrays have no single answer to ==
 class Projection:
-    r"""The update with what led to it: what ``full_output=True`` returns.
+    r"""The update and its diagnostics, as ``full_output=True`` returns them.
 
     Attributes
     ----------
     update : array (N,), or list of arrays
-        The solution :math:`w = g + G^\top c`.
-    coefficients, rank, multiplier, corrected
+        The solution :math:`w = s\, g + G^\top c`.
+    coefficients, rank, multiplier, corrected, scale
         As in :class:`Solution`, on the host; with a leading layer axis from :func:`project_layers`.
 
     Examples
@@ -50,6 +64,7 @@ class Projection:
     rank: Any
     multiplier: Any
     corrected: Any
+    scale: Any
 
 
 @overload
@@ -81,21 +96,22 @@ def project(
 
     .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t. the constraints of the method on } G
 
-    The solution is :math:`w = g + G^\top c`. The gradients are read through
-    :math:`C = G G^\top` and :math:`h = G g` alone; c comes from a T-sized problem on the host.
+    The solution is :math:`w = g + G^\top c`. The gradients are read only through the inner products
+    :math:`G G^\top` and :math:`G g`; the coefficients c come from a T-sized problem on the host.
 
     Parameters
     ----------
     g : array (N,)
         Gradient of the new task.
     G : array (T, N)
-        Gradients of the old tasks, one a row. Not changed, and not copied unless they have 16 bits.
+        Gradients of the old tasks, one per row. They are not changed, and not copied unless they
+        have 16 bits.
     method : Method
-        :class:`Decomposed`, :class:`GEM`, :class:`AGEM`, :class:`SGEM` or one of your own.
+        :class:`Decomposed`, :class:`GEM`, :class:`AGEM`, :class:`SGEM` or a user-defined method.
     full_output : bool
-        Return a :class:`Projection` with the diagnostics instead of the update alone.
+        Return a :class:`Projection` with diagnostics instead of the update alone.
     precise : bool
-        Compute float32 gradients in float64 and round once, at about twice the time. It pays where
+        Compute float32 gradients in float64 and round once, in about twice the time. It helps where
         the old gradients are nearly dependent: see "How precise" in the README.
 
     Returns
@@ -112,14 +128,26 @@ def project(
     >>> w = gp.project(g, G)
     >>> w, G @ w
     (array([0., 0., 1.]), array([0., 0.]))
+
+    Several tasks without a distinguished new one: project their mean gradient, and no task's loss
+    increases.
+
+    >>> gp.project(G.mean(axis=0), G, gp.GEM())
+    array([-1.,  0.,  0.])
     """
-    updates, solution = _project([g], [G], method, precise, [""])
+    _check_method(method)
+    with computing(g):
+        updates, solution = _project([enter({"g": g, "G": G})], [""], method, precise)
     if not full_output:
         update: SameArray = updates[0]
         return update
-    one = solution[0]
     return Projection(
-        updates[0], one.coefficients, int(one.rank), float(one.multiplier), bool(one.corrected)
+        updates[0],
+        solution.coefficients[0],
+        int(solution.rank[0]),
+        float(solution.multiplier[0]),
+        bool(solution.corrected[0]),
+        float(solution.scale[0]),
     )
 
 
@@ -163,8 +191,8 @@ def project_layers(
     .. math:: \min_{w^{(l)}} \tfrac12 \|w^{(l)} - g^{(l)}\|^2
        \quad \text{s.t. the constraints of the method on } G^{(l)}, \qquad l = 1, \dots, L
 
-    Each layer takes its own decision, so layers with large gradients do not decide for the rest.
-    The layers may differ in size; their T-sized problems are solved as one batch.
+    Layers with large gradients then do not dominate the others. The layers may differ in size;
+    their T-sized problems are solved as one batch.
 
     Parameters
     ----------
@@ -189,112 +217,127 @@ def project_layers(
     >>> gp.project_layers(g, G)
     [array([0.5, 0.5]), array([3.])]
     """
+    _check_method(method)
     g, G = list(g), list(G)
-    if len(g) != len(G):
-        raise ValueError(f"g has {len(g)} layers and G has {len(G)}: they go in pairs")
-    labels = [f"[{layer}]" for layer in range(len(g))]
-    updates, solution = _project(g, G, method, precise, labels)
+    with computing(g[0] if g else None):
+        updates, solution = _project(*enter_layers(g, G), method=method, precise=precise)
     if not full_output:
         return updates
     return Projection(
-        updates, solution.coefficients, solution.rank, solution.multiplier, solution.corrected
+        updates,
+        solution.coefficients,
+        solution.rank,
+        solution.multiplier,
+        solution.corrected,
+        solution.scale,
     )
+
+
+def _check_method(method: Method) -> None:
+    if not isinstance(method, Method):
+        raise TypeError(f"method is {method!r}: pass a method object, for example gp.GEM()")
 
 
 def _project(
-    g: Sequence[Array], G: Sequence[Array], method: Method, precise: bool, labels: list[str]
+    layers: Sequence[Entered], labels: Sequence[str], method: Method, precise: bool
 ) -> tuple[list[Array], Solution]:
-    """Project each layer; the updates in the caller's form, and the solution of the batch."""
-    if not isinstance(method, Method):
-        raise TypeError(f"method is {method!r}: pass a method, for example gp.GEM()")
-    layers = [enter(g_l, G_l, label) for g_l, G_l, label in zip(g, G, labels, strict=True)]
-    _check_alike(g, G, labels)
-    T = layers[0].G.shape[0] if layers else 0
-    if T == 0:
-        for layer, label in zip(layers, labels, strict=True):
-            if not bool(layer.xp.all(layer.xp.isfinite(layer.g))):
-                raise NotFiniteError(f"g{label} holds NaN or infinity: skip this step")
-        copies = [layer.leave(layer.xp.asarray(layer.g, copy=True)) for layer in layers]
-        return copies, method.solve_layers(np.zeros((len(g), 0, 0)), np.zeros((len(g), 0)), 0.0)
-
+    """Project each layer; return the updates in the caller's form and the solution."""
+    if not layers:
+        return [], Solution(np.zeros((0, 0)))
     xp = layers[0].xp
-    new, old = [layer.g for layer in layers], [layer.G for layer in layers]
-    # A sum of float32 gradients is rounded before it is measured, against what `precise` promises.
-    summed = T > 1 and not (precise and new[0].dtype != xp.float64)
-    reduced = method._reduce(T) if summed else None
-    weights, inner = reduced or (None, method)
-    weighed = None if weights is None else [_weigh(xp, G_l, weights) for G_l in old]
-    rows = old if weighed is None else [row for row, _ in weighed]
-    try:
-        C, h, widened = measure_layers(xp, new, rows, precise, labels)
-    except NotFiniteError:
-        if weighed is not None:
-            measure_layers(xp, new, old, precise, labels)  # names the old task that it comes from
-        raise
-    if weighed is not None and _cancels(xp, [longest for _, longest in weighed], C):
-        # In float64: what is left of sums that nearly cancel is what float32 products would lose.
-        weights, inner, rows = None, method, old
-        C, h, widened = measure_layers(xp, new, rows, True, labels)
-    solution = _solve(inner, C, h, [wide or new[0].dtype == xp.float64 for wide in widened])
+    new, old = ([layer.arrays[k] for layer in layers] for k in (0, 1))
+    T = old[0].shape[0]
+    reduction = method.reduce(T) if T else None
+    rows, products, wide = _measured(xp, new, old, reduction, precise)
+    factors = fitting_factors(xp, new, old, products)
+    if factors is not None:
+        new, old = ([x * f for x, f in zip(each, factors, strict=True)] for each in (new, old))
+        rows, products, wide = _measured(xp, new, old, reduction, precise)
+    if not products.finite.all() and reduction is not None:
+        products, _ = measure_entered(xp, new, old, wide)  # to name the row
+    check_finite(products, labels)
+    solution = solve_checked(method if reduction is None else reduction.method, products)
     updates = [
-        layer.leave(combine_layer(xp, layer.g, G_l, c, wide))
-        for layer, G_l, c, wide in zip(layers, rows, solution.coefficients, widened, strict=True)
+        combined(xp, *each)
+        for each in zip(
+            new, rows, solution.coefficients, solution.scale.tolist(), wide, strict=True
+        )
     ]
-    if weights is None:
-        return updates, solution
-    return updates, replace(solution, coefficients=solution.coefficients @ weights)
+    if factors is not None:
+        updates = [w / f for w, f in zip(updates, factors, strict=True)]
+    check_overflow(xp, updates)
+    if reduction is not None:
+        solution = reduction.expand(solution)
+    return [layer.leave(w) for layer, w in zip(layers, updates, strict=True)], solution
 
 
-def _check_alike(g: Sequence[Array], G: Sequence[Array], labels: list[str]) -> None:
-    """Raise unless all layers agree in library, dtype, device and number of old tasks."""
-    for g_l, G_l, label in zip(g[1:], G[1:], labels[1:], strict=True):
-        common_namespace((f"g{labels[0]}", f"g{label}"), (g[0], g_l))
-        if G_l.shape[0] != G[0].shape[0]:
-            raise ValueError(
-                f"G{label} has {G_l.shape[0]} rows and G{labels[0]} has {G[0].shape[0]}: "
-                "every layer has one row an old task"
-            )
+def _measured(
+    xp: Any, new: list[Array], old: list[Array], reduction: Reduction | None, precise: bool
+) -> tuple[list[Array], Products, list[bool]]:
+    """Measure each layer's old gradients, or the one combination that the method needs of them.
 
-
-def _solve(method: Method, C: HostArray, h: HostArray, exact: Sequence[bool]) -> Solution:
-    """Solve all layers, each with the tolerance of its inner products: two batches at most."""
-    if all(exact) or not any(exact):
-        return solve_checked(method, C, h, TOLERANCE_64 if all(exact) else TOLERANCE_32)
-    fine = np.asarray(exact)
-    parts = (
-        solve_checked(method, C[fine], h[fine], TOLERANCE_64),
-        solve_checked(method, C[~fine], h[~fine], TOLERANCE_32),
-    )
-    back = np.argsort(np.argsort(~fine, kind="stable"))
-    joined = (
-        np.concatenate([getattr(part, field.name) for part in parts])[back]
-        for field in fields(Solution)
-    )
-    return Solution(*joined)
-
-
-def _weigh(xp: Any, rows: Array, weights: HostArray) -> tuple[Array, Array | None]:
-    """Return weights @ rows and the longest row's square; a view and None if they pick one."""
-    picked = [int(row) for row in np.flatnonzero(weights)]
-    if len(picked) == 1:
-        return rows[picked[0] : picked[0] + 1, :], None
-    w = from_host(weights, rows)
-    sums, squares = [], xp.zeros(rows.shape[0], dtype=rows.dtype, device=device(rows))
-    with np.errstate(over="ignore", invalid="ignore"), full_precision(rows):
-        for cut in cuts(xp, *rows.shape):
-            block = rows[:, cut]  # read once from memory, then twice from the cache
-            sums.append(w @ block)
-            squares += xp.vecdot(block, block)
-    return sums[0] if len(sums) == 1 else xp.concat(sums, axis=1), xp.max(squares)
-
-
-def _cancels(xp: Any, longest: list[Array | None], C: HostArray) -> bool:
-    """Whether, in some layer, the old gradients may cancel down to rounding when they are added.
-
-    Their sum is then no direction to go by, and only the T×T products can tell.
+    Returns
+    -------
+    rows : list of arrays (T, N_l) or (1, N_l)
+        What the coefficients will multiply. A combination is in float64 where float32 would lose
+        digits to cancellation.
+    products : Products
+        Zero where only rounding is left of a combination.
+    wide : list of bool
+        Which layers are combined in float64.
     """
-    if any(square is None for square in longest):
-        return False
-    total, scale = C[:, 0, 0], stack_on_host(xp, longest)
-    clear = (total > 10 * TOLERANCE_32 * scale) & (scale > SAFE_SQUARE[0])
-    return not bool((clear | (total == 0)).all())
+    wide = wide_layers(xp, new, precise)
+    if reduction is None:
+        return old, *measure_entered(xp, new, old, wide)
+    weights, tasks = reduction.weights, reduction.tasks
+    if len(weights) != old[0].shape[0]:
+        raise ValueError(
+            f"reduce({old[0].shape[0]}) returned {len(weights)} weights: return one per old task"
+        )
+    if len(tasks) == 1 and weights[tasks[0]] == 1:
+        rows = [G_l[tasks[0] : tasks[0] + 1, :] for G_l in old]
+        return rows, *measure_entered(xp, new, rows, wide)
+    sums = [_weighted_sum(xp, G_l, weights, each) for G_l, each in zip(old, wide, strict=True)]
+    rows, scales = [row for row, _ in sums], np.asarray([scale for _, scale in sums])
+    products, wide = measure_entered(xp, new, rows, wide)
+    doubtful = np.flatnonzero(reduction.doubtful(products.C[:, 0, 0], scales))
+    if not len(doubtful):
+        return rows, products, wide
+    again = [_weighted_sum(xp, old[layer], weights, True) for layer in doubtful]
+    found, _ = measure_entered(
+        xp, [new[layer] for layer in doubtful], [row for row, _ in again], [True] * len(again)
+    )
+    epsilon = float(xp.finfo(new[0].dtype).eps)
+    zero = reduction.cancels(found.C[:, 0, 0], [scale for _, scale in again], epsilon)
+    for k, layer in enumerate(doubtful):
+        rows[layer], wide[layer] = again[k][0], new[layer].dtype != xp.float64
+        products.C[layer] = 0.0 if zero[k] else found.C[k]
+        products.h[layer] = 0.0 if zero[k] else found.h[k]
+        products.tolerance[layer] = found.tolerance[k]
+    return rows, products, wide
+
+
+def _weighted_sum(xp: Any, G: Array, weights: HostArray, wide: bool) -> tuple[Array, float]:
+    """Return weights @ G as a row (1, N), and the lengths of its terms added up.
+
+    In float64 (`wide`) the lengths are exact. Otherwise they are estimated from a part of the
+    columns: an estimate 1,000 times too small would still reveal a sum that is only rounding.
+    """
+    T, N = G.shape
+    if not wide:
+        columns = slice(0, N // _STRIDE * _STRIDE), slice(N // _STRIDE * _STRIDE, N)
+        blocks = xp.reshape(G[:, columns[0]], (T, -1, _STRIDE))[:, :, :_SAMPLE]
+        squares = to_host(xp.vecdot(blocks, blocks)).sum(1)
+        rest = G[:, columns[1]][:, :_SAMPLE]
+        squares = squares + to_host(xp.vecdot(rest, rest))
+        seen = blocks.shape[1] * _SAMPLE + rest.shape[1]
+        row = from_host(weights, G) @ G
+        return row[None, :], float(np.abs(weights) @ np.sqrt(squares * (N / max(seen, 1))))
+    squares, parts = np.zeros(T), []
+    for cut in cuts(xp, T, N):
+        block = widened(xp, G[:, cut])
+        here = np if isinstance(block, np.ndarray) else xp
+        parts.append(from_host(weights, block) @ block)
+        squares = squares + to_host(here.vecdot(block, block))
+    row = parts[0] if len(parts) == 1 else here.concat(parts)
+    return row[None, :], float(np.abs(weights) @ np.sqrt(squares))

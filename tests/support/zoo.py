@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from gradproj._measure import _SMALL
+from gradproj._products import SMALL
 
 _rng = np.random.default_rng(20210619)
 
@@ -22,7 +22,7 @@ def _softmax_bias() -> np.ndarray:
 
 def lengthened(x: np.ndarray) -> np.ndarray:
     """Append zeros, which change nothing but that float32 is no longer short enough to widen."""
-    return np.concatenate([x, np.zeros((*x.shape[:-1], _SMALL), x.dtype)], axis=-1)
+    return np.concatenate([x, np.zeros((*x.shape[:-1], SMALL), x.dtype)], axis=-1)
 
 
 NAMED: dict[str, np.ndarray] = {

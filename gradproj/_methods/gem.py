@@ -1,4 +1,4 @@
-"""GEM: one constraint an old task."""
+"""GEM: one constraint per old task."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gradproj._arrays import HostArray
 from gradproj._method import Method, Solution, check_strength
-from gradproj._nonnegative import nonnegative_quadratic
+from gradproj._methods.nonnegative import nonnegative_quadratic
+from gradproj._products import Products
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,19 @@ class GEM(Method):
     .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t.} \quad g_i^\top w \ge 0
        \quad \text{for every old task } i
 
-    It is solved through its dual, which has T unknowns,
+    It is solved through its dual, which has T unknowns:
 
     .. math:: \min_v \tfrac12 v^\top G G^\top v + (G g)^\top v \quad \text{s.t.} \quad v \ge \gamma,
        \qquad w = g + G^\top v
 
-    and only if :math:`g` violates a constraint; else :math:`w = g`.
+    If :math:`g` violates no constraint, then :math:`w = g`.
 
     Parameters
     ----------
     strength : float
         The memory strength :math:`\gamma`. 0 is the problem as written. GEM's published runs use
         0.5: once a constraint is violated, at least half of every old task's gradient is added.
-        The update then jumps where a constraint begins to be violated, and where
-        :math:`g_i^\top g` is zero up to rounding, rounding decides.
+        The update is then discontinuous where a constraint begins to be violated.
 
     References
     ----------
@@ -52,19 +51,18 @@ class GEM(Method):
     def __post_init__(self) -> None:
         check_strength(self.strength)
 
-    def solve_layers(self, C: HostArray, h: HostArray, tolerance: float) -> Solution:
-        layers, T = h.shape
-        length = np.sqrt(np.diagonal(C, axis1=1, axis2=2))
+    def solve_layers(self, products: Products) -> Solution:
+        C, h, length = products.C, products.h, products.lengths
         corrected: npt.NDArray[np.bool_] = np.any(h < 0, axis=1)
-        v = np.zeros((layers, T))
+        v = np.zeros(h.shape)
         for layer in np.flatnonzero(corrected):
-            # Unit rows make the problem independent of the tasks' scales; a task whose gradient is
+            # Unit rows make the problem independent of the tasks' scales. A task whose gradient is
             # zero constrains nothing.
             some = length[layer] > 0
             unit = length[layer, some]
             A = C[layer][np.ix_(some, some)] / unit / unit[:, None]
             q = h[layer, some] / unit + self.strength * (A @ unit)
-            v[layer, some] = nonnegative_quadratic(A, q, tolerance) / unit
+            v[layer, some] = nonnegative_quadratic(A, q, products.tolerance[layer]) / unit
         active = (v > 0).sum(1)
         v[corrected] += self.strength
         return Solution(v, active, v.max(1, initial=0.0), corrected)

@@ -1,4 +1,4 @@
-"""A quadratic over the nonnegative orthant: the T-sized problem inside GEM."""
+"""The T-sized problem inside GEM: minimise a quadratic over nonnegative variables."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ import numpy.typing as npt
 
 from gradproj._arrays import HostArray
 
-# Rounds in which all wrong variables are exchanged without fewer of them being wrong, before one
-# variable at a time is exchanged, downhill only, which cannot cycle.
+# Rounds that may exchange all wrong variables without reducing their number. After that, one
+# variable at a time is exchanged and the objective decreases, which cannot cycle.
 _PATIENCE = 3
 
-# Few, since along directions that nobody can tell each may add the minimiser's own length to it.
+# Keep this small: along nearly degenerate directions each step can add an error as large as the
+# solution.
 _REFINEMENTS = 3
 
 
 def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostArray:
     r"""Minimise :math:`\tfrac12 u^\top A u + q^\top u` over :math:`u \ge 0`.
 
-    `A` is positive semidefinite with a unit diagonal, but for rounding. Equal, opposite and
-    dependent gradients leave the minimiser open along some directions, where rounding would pick a
-    huge one, or curve the quadratic downwards and leave none. So no direction has less curvature
-    here than a tenth of `tolerance`, about the accuracy of `A`, of the largest: that picks the
-    shortest minimiser. Some steps of iterative refinement take out what it has changed along the
-    other directions.
+    `A` is positive semidefinite with a unit diagonal, up to rounding. Equal, opposite and dependent
+    gradients leave the minimiser undetermined along some directions. Rounding would then select a
+    huge minimiser, or make the quadratic unbounded. So every direction gets at least a curvature of
+    a tenth of `tolerance` (the accuracy of `A`) times the largest, which selects the shortest
+    minimiser. A few steps of iterative refinement remove the effect on the other directions.
 
-    Solved by block principal pivoting: guess which entries are positive, solve for them, exchange
-    those of the wrong sign. It takes a handful of rounds, or does not end, as where there are more
-    tasks than a layer has numbers; the active sets of Lawson and Hanson do, in about T rounds. (Not
-    SciPy's `nnls`: that of version 1.17 returned points far from optimal in 3 of 1,000 problems
-    whose optimum is zero up to rounding, which is what a gradient that has been projected before
-    poses.)
+    The algorithm is block principal pivoting: guess which entries are positive, solve for them,
+    exchange those of the wrong sign. It takes a few rounds, or does not end, for example with more
+    tasks than parameters. Then the active-set algorithm of Lawson and Hanson takes over, which ends
+    after about T rounds. SciPy's `nnls` is not used: version 1.17 returned points far from optimal
+    in 3 of 1,000 problems whose optimum is zero up to rounding (scipy issue 25389).
     """
     scale = float(np.abs(q).max(initial=0.0))
     if scale == 0:
@@ -43,7 +42,7 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
 
 
 def _pivot(A: HostArray, q: HostArray, least: float) -> HostArray:
-    """Minimise by exchanging all entries of the wrong sign at once, as long as that helps."""
+    """Minimise by exchanging all entries of the wrong sign at once, while that helps."""
     free = q < 0
     fewest, patience = len(q) + 1, _PATIENCE
     while patience:
@@ -59,13 +58,13 @@ def _pivot(A: HostArray, q: HostArray, least: float) -> HostArray:
 
 
 def _descend(A: HostArray, q: HostArray, free: npt.NDArray[np.bool_], least: float) -> HostArray:
-    """Minimise from zero on, starting with a guess of which entries are positive."""
+    """Minimise by descent, starting from zero and a guess of which entries are positive."""
     u = np.zeros_like(q)
-    # It ends by itself; the bound is for rounding that keeps it from ending, near the minimum.
+    # It ends by itself unless rounding prevents it near the minimum, hence the bound.
     for _ in range(10 * len(q)):
         aim = _solve_free(A, q, free)
         past = free & (aim < 0)
-        if past.any():  # as far as the first bound on the way, and stay there
+        if past.any():  # stop at the first bound on the way
             share = np.divide(u, u - aim, out=np.ones_like(u), where=past)
             u = u + share.min() * (aim - u)
             free = free & ~(past & (share == share.min()))
@@ -81,7 +80,7 @@ def _descend(A: HostArray, q: HostArray, free: npt.NDArray[np.bool_], least: flo
 
 
 def _refine(A: HostArray, q: HostArray, steady: HostArray, u: HostArray) -> HostArray:
-    """Bring the minimiser for `steady` nearer to that for `A`, as long as it comes nearer."""
+    """Refine the minimiser for `steady` into that for `A`, while the residual decreases."""
     free = u > 0
     left = np.where(free, A @ u + q, 0.0)
     for _ in range(_REFINEMENTS):
@@ -94,7 +93,7 @@ def _refine(A: HostArray, q: HostArray, steady: HostArray, u: HostArray) -> Host
 
 
 def _rounding(u: HostArray, least: float) -> float:
-    """What is as good as zero: rounding, and what the least curvature makes of equal gradients."""
+    """Return what counts as zero: rounding, and the effect of the least curvature."""
     return float(10 * len(u) * np.finfo(float).eps + 2 * least * np.abs(u).max())
 
 

@@ -1,0 +1,64 @@
+"""A-GEM: one constraint on the mean of the old gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradproj._method import Method, Solution, check_strength
+from gradproj._products import Products
+from gradproj._reduction import Reduction
+
+
+@dataclass(frozen=True)
+class AGEM(Method):
+    r"""A-GEM: do not increase the mean loss of the old tasks.
+
+    .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t.} \quad \bar g^\top w \ge 0,
+       \qquad \bar g = \tfrac1T \sum_i g_i
+
+    The closed form is :math:`w = g + v \bar g`, where :math:`v = 0` if
+    :math:`\bar g^\top g \ge 0`, and :math:`v = \max(\gamma, -\bar g^\top g / \|\bar g\|^2)`
+    otherwise. Where the old gradients cancel, so that :math:`\bar g` is zero up to rounding,
+    nothing is corrected.
+
+    Parameters
+    ----------
+    strength : float
+        The memory strength :math:`\gamma`: the least value of :math:`v` once the constraint is
+        violated. 0 is the problem as written. A larger value also descends on the old tasks. The
+        update is then discontinuous where :math:`\bar g^\top g` changes its sign.
+
+    References
+    ----------
+    Chaudhry et al., Efficient lifelong learning with A-GEM, ICLR 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> g, G = np.asarray([1.0, 0.0]), np.asarray([[-1.0, 1.0], [-1.0, -1.0]])
+    >>> gp.project(g, G, gp.AGEM())
+    array([0., 0.])
+    """
+
+    strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+
+    def solve_layers(self, products: Products) -> Solution:
+        T = max(products.h.shape[1], 1)
+        slope = products.h.sum(1) / T
+        square = products.C.sum((1, 2)) / T**2
+        # Where the old gradients cancel, the rounding of the products is all that is left of it.
+        rounding = products.tolerance * (products.lengths**2).sum(1) / T**2
+        corrected = (slope < 0) & (square > rounding)
+        step = np.divide(-slope, square, out=np.zeros_like(slope), where=corrected)
+        multiplier = np.where(corrected, np.maximum(step, self.strength), 0.0)
+        coefficients = np.broadcast_to(multiplier[:, None] / T, products.h.shape)
+        return Solution(coefficients, multiplier=multiplier, corrected=corrected)
+
+    def reduce(self, T: int) -> Reduction:
+        return Reduction(np.full(T, 1 / T), self)

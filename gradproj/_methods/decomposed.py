@@ -1,0 +1,219 @@
+"""The paper's method: constrain the shared part and project out the task-specific part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gradproj._arrays import HostArray
+from gradproj._basis import is_rank
+from gradproj._method import Method, Solution, check_strength
+from gradproj._products import Products
+from gradproj._reduction import Reduction
+
+Relaxation = Literal["pca", "first", "last"]
+
+
+@dataclass(frozen=True)
+class Decomposed(Method):
+    r"""Gradient decomposition: constrain what the old tasks share, project out what they do not.
+
+    .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t.} \quad \bar g^\top w \ge 0
+       \quad \text{and} \quad B w = 0
+
+    with the shared gradient :math:`\bar g = \tfrac1T \sum_i g_i` and the rows of :math:`B` an
+    orthonormal basis of the task-specific gradients :math:`\hat g_i = g_i - \bar g`. The closed
+    form (Eq. 11 of the paper), with :math:`P = I - B^\top B`:
+
+    .. math:: w = P g + \mu P \bar g, \qquad
+       \mu = \max\left(0, -\frac{\bar g^\top P g}{\bar g^\top P \bar g}\right)
+
+    Neither B nor P is formed: both are functions of :math:`G G^\top` and :math:`G g`.
+
+    Parameters
+    ----------
+    rank : int, float or None
+        How much of the task-specific part is projected out. None: all of it, the exact problem. An
+        integer K: at most K directions; 0 leaves only the shared constraint. A float in (0, 1): the
+        fewest directions that hold that share of the variance.
+    relaxation : {"pca", "first", "last"}
+        Which K directions: the principal components, or the span of the task-specific gradients of
+        the first or the last K old tasks.
+    shared, specific : bool
+        Switch a constraint off.
+    strength : float
+        The memory strength :math:`\gamma`: :math:`\gamma \sum_i g_i` is added to the solution,
+        outside the constraints. 0 gives the paper's equations; GEM's published runs use 0.5. With
+        both constraints off, plain replay remains, which is the control for every projection.
+
+    Notes
+    -----
+    The degenerate cases have defined answers. Without old tasks, w = g. With one old task, or with
+    equal ones, nothing is task-specific. Where :math:`\bar g^\top P \bar g` is zero up to rounding,
+    nothing is corrected: a small layer with many old tasks may have no direction that helps all.
+
+    The constraints hold to first order. At a large learning rate, curvature can increase the old
+    tasks' losses all the same, and a positive `strength` reduces them again.
+
+    References
+    ----------
+    Tang et al., Layerwise optimization by gradient decomposition for continual learning, CVPR 2021.
+
+    Examples
+    --------
+    Both old tasks get the same :math:`\langle w, g_i \rangle`, and it is not negative:
+
+    >>> import numpy as np
+    >>> import gradproj as gp
+    >>> g, G = np.asarray([1.0, 2.0, 1.0]), np.asarray([[-1.0, 1.0, 0.0], [-1.0, -1.0, 0.0]])
+    >>> gp.project(g, G, gp.Decomposed())
+    array([0., 0., 1.])
+    >>> gp.project(g, G, gp.Decomposed(rank=0))
+    array([0., 2., 1.])
+    """
+
+    rank: int | float | None = None
+    relaxation: Relaxation = "pca"
+    shared: bool = True
+    specific: bool = True
+    strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+        for name in ("shared", "specific"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is invalid: expected True or False"
+                )
+        if self.relaxation not in ("pca", "first", "last"):
+            raise ValueError(
+                f"relaxation={self.relaxation!r} is invalid: expected 'pca', 'first' or 'last'"
+            )
+        if not is_rank(self.rank):
+            raise ValueError(
+                f"rank={self.rank!r} is invalid: expected an integer >= 0, a float in (0, 1) for a "
+                "share of the variance, or None for all directions"
+            )
+        if isinstance(self.rank, float | np.floating) and self.relaxation != "pca":
+            raise ValueError(
+                f"rank={self.rank!r} is a share of the variance, which needs relaxation='pca': "
+                f"with relaxation={self.relaxation!r} pass a number of tasks"
+            )
+
+    def solve_layers(self, products: Products) -> Solution:
+        layers, T = products.h.shape
+        if T == 0:
+            return Solution(products.h)
+        # In units of the longest old gradient. One factor for g and G leaves c as it is.
+        length = products.lengths
+        longest = length.max(1)
+        unit = np.where(longest > 0, longest, 1.0)
+        C = products.C / (unit**2)[:, None, None]
+        h, length = products.h / (unit**2)[:, None], length / unit[:, None]
+        # Two vectors are projected, g and ḡ: their coefficients and their products with the old
+        # gradients, side by side along the last axis.
+        start = np.zeros((layers, T, 2))
+        start[:, :, 1] = 1 / T
+        along = np.stack([h, C.mean(2)], axis=2)
+        basis = self._basis(C, length, products.tolerance)
+        ends, end_along = start, along
+        # Twice: the second pass removes what rounding left of a direction in the first.
+        for _ in range(2 if basis.shape[1] else 0):
+            ends = ends - basis.transpose(0, 2, 1) @ (basis @ end_along)
+            end_along = along + C @ (ends - start)
+        c, p = ends[:, :, 0], ends[:, :, 1]  # P g = g + cᵀG and P ḡ = pᵀG
+        multiplier, corrected = np.zeros(layers), np.zeros(layers, bool)
+        if self.shared:
+            # Quadratic forms: an error of p or c changes them to second order only.
+            slope, square = (p[:, None, :] @ end_along)[:, 0].T  # ⟨P ḡ, P g⟩ and ‖P ḡ‖²
+            rounding = products.tolerance * ((p * length) ** 2).sum(1)
+            corrected = (slope < 0) & (square > rounding)
+            multiplier = np.divide(-slope, square, out=multiplier, where=corrected)
+            c = c + multiplier[:, None] * p
+        return Solution(c + self.strength, basis.any(2).sum(1), multiplier, corrected)
+
+    def reduce(self, T: int) -> Reduction | None:
+        if self._has_specific():
+            return None
+        return Reduction(np.full(T, 1 / T), replace(self, strength=float(self.strength) * T))
+
+    def _has_specific(self) -> bool:
+        return self.specific and self.rank != 0
+
+    def _basis(self, C: HostArray, length: HostArray, tolerance: HostArray) -> HostArray:
+        """Return D (L, K, T) such that the rows of D G are the basis B, or zero."""
+        layers, T = length.shape
+        if not self._has_specific() or T == 1:
+            return np.zeros((layers, 0, T))
+        if self.relaxation == "pca":
+            if self.rank is None or (
+                isinstance(self.rank, int | np.integer) and self.rank >= T - 1
+            ):
+                return _orthonormal(_differences(length, range(T)), C, length, tolerance)
+            return self._principal(C, length, tolerance)
+        count = T if self.rank is None else min(int(self.rank), T)
+        chosen = range(count) if self.relaxation == "first" else range(T - count, T)
+        rows = _differences(length, chosen)
+        if count < T:
+            # The span of ĝᵢ for the chosen tasks: one of them, and their differences.
+            shortest = length[:, chosen.start : chosen.stop].argmin(1) + chosen.start
+            centred = (np.eye(T) - 1 / T)[shortest]
+            rows = np.concatenate([centred[:, None], rows], axis=1)
+        return _orthonormal(rows, C, length, tolerance)
+
+    def _principal(self, C: HostArray, length: HostArray, tolerance: HostArray) -> HostArray:
+        """Return D for the principal components of the task-specific gradients."""
+        T = C.shape[-1]
+        centre = np.eye(T) - 1 / T
+        values, vectors = np.linalg.eigh(centre @ C @ centre)
+        values, rows = values[:, ::-1], vectors[:, :, ::-1].transpose(0, 2, 1) @ centre
+        kept = values > _rounding(rows, length, tolerance)
+        if isinstance(self.rank, float | np.floating):
+            variance = np.where(kept, values, 0.0)
+            before = np.cumsum(variance, axis=1) - variance
+            kept &= before < self.rank * variance.sum(1, keepdims=True)
+        else:
+            kept[:, self.rank :] = False
+        return _unit(rows, values, kept)
+
+
+def _differences(length: HostArray, chosen: range) -> HostArray:
+    """Return rows R such that the rows of R G are the chosen gradients minus the shortest of them.
+
+    They span the same space as differences from the mean. But each is about as long as its own
+    gradient, so that a long gradient does not drown the short ones in rounding.
+    """
+    layers, T = length.shape
+    shortest = length[:, chosen.start : chosen.stop].argmin(1) + chosen.start
+    rows = np.tile(np.eye(T)[chosen.start : chosen.stop], (layers, 1, 1))
+    rows[np.arange(layers), :, shortest] -= 1.0
+    return rows
+
+
+def _orthonormal(
+    rows: HostArray, C: HostArray, length: HostArray, tolerance: HostArray
+) -> HostArray:
+    """Return D such that the rows of D G are an orthonormal basis of the span of `rows` @ G.
+
+    The rows are scaled to unit length first, so that the rank does not depend on their lengths.
+    """
+    squares = np.einsum("lkt,lkt->lk", rows @ C, rows)
+    kept = squares > _rounding(rows, length, tolerance)
+    rows = _unit(rows, squares, kept)
+    values, vectors = np.linalg.eigh(rows @ C @ rows.transpose(0, 2, 1))
+    rows = vectors.transpose(0, 2, 1) @ rows
+    return _unit(rows, values, values > _rounding(rows, length, tolerance))
+
+
+def _rounding(rows: HostArray, length: HostArray, tolerance: HostArray) -> HostArray:
+    """Return the squared length up to which each row of `rows` @ G is only rounding."""
+    return tolerance[:, None] * ((rows * length[:, None, :]) ** 2).sum(2)
+
+
+def _unit(rows: HostArray, squares: HostArray, kept: npt.NDArray[np.bool_]) -> HostArray:
+    """Divide each row by its length; set those that are not kept to zero."""
+    scale = np.where(kept, 1 / np.sqrt(np.where(kept, squares, 1.0)), 0.0)
+    return scale[:, :, None] * rows
