@@ -77,10 +77,11 @@ def _gram(rows: HostArray) -> HostArray:
     """Return rows @ rowsᵀ of a block in float64."""
     T, N = rows.shape
     C = np.empty((T, T))
-    start, width = 0, _width(T)
-    if T > _FEW_ROWS and width < _LEAST_WIDTH:
-        return (rows @ rows.T).astype(np.float64)
-    if width <= N:
+    start = 0
+    if T > _FEW_ROWS:
+        width = min(_width(T), N)
+        if width < _LEAST_WIDTH:
+            return (rows @ rows.T).astype(np.float64)
         count = N // width
         stack = rows[:, : count * width].reshape(T, count, width).transpose(1, 0, 2)
         across = stack.transpose(0, 2, 1)

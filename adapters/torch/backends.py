@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,3 +37,19 @@ def as_array(rows: Tensor, backend: str) -> Any:
 
         return cupy.from_dlpack(rows)
     return rows
+
+
+def on_torch_stream(backend: str, device: torch.device) -> AbstractContextManager[object]:
+    """Run CuPy's work on torch's current stream, so that it is ordered after torch's writes.
+
+    DLPack synchronises the two libraries only when the buffer is handed over, once per allocation.
+    """
+    if backend != "cupy":
+        return nullcontext()
+    import cupy
+
+    stream = torch.cuda.current_stream(device)
+    external: AbstractContextManager[object] = cupy.cuda.ExternalStream(
+        stream.cuda_stream, stream.device_index
+    )
+    return external

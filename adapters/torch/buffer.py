@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from array_api_compat import array_namespace
 from torch import Tensor, nn
 
 from gradproj.adapters.torch import shards
@@ -25,8 +23,7 @@ class Parts(NamedTuple):
 
     new: list[Any]  # (N_l,), arrays of the measuring library
     old: list[Any]  # (T, N_l)
-    update: list[Tensor]  # (N_l,), the same memory as tensors
-    columns: list[Tensor]  # (N_l, T)
+    columns: list[Tensor]  # (N_l, T), the memory of `old` as tensors
 
 
 class Place(NamedTuple):
@@ -68,7 +65,6 @@ class Block:
         self.views: list[list[Tensor]] = []
         self.grads: list[list[Tensor]] = []
         self.array: Any = None
-        self.namespace: Any = None
         self._parts: tuple[int, Parts] | None = None
 
     def reserve(self, count: int) -> None:
@@ -85,7 +81,6 @@ class Block:
         with torch.inference_mode(False):
             self.rows = self.rows.new_zeros((count, self.width))
         self.array = as_array(self.rows, self.backend)
-        self.namespace = np if self.backend == "numpy" else array_namespace(self.array)
         if self.landing is not None:
             views = self._views(self.landing)
             self.views = [views] * count
@@ -108,15 +103,13 @@ class Block:
     def parts(self, tasks: int) -> Parts:
         """Views of the segments for so many old tasks; made once, as long as they stay so many."""
         if self._parts is None or self._parts[0] != tasks:
-            # With no old task the new gradient is measured against itself.
-            rows = slice(1, tasks + 1) if tasks else slice(0, 1)
+            rows = slice(1, tasks + 1)
             cuts = [slice(start, stop) for _, start, stop in self.segments]
             self._parts = (
                 tasks,
                 Parts(
                     [self.array[0, cut] for cut in cuts],
                     [self.array[rows, cut] for cut in cuts],
-                    [self.rows[0, cut] for cut in cuts],
                     [self.rows[1 : tasks + 1, cut].T for cut in cuts],
                 ),
             )

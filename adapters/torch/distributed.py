@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from gradproj.adapters.torch.gradients import Floats, Gradients
+import gradproj as gp
+from gradproj.adapters.torch.gradients import Gradients
 
 
 class Processes:
@@ -45,11 +46,20 @@ class Processes:
                 block.rows[:rows] /= world
         return [bool(flag) for flag in flags.tolist()]
 
-    def total(self, C: Floats, h: Floats, gradients: Gradients) -> tuple[Floats, Floats]:
+    def total(self, products: gp.Products, gradients: Gradients) -> gp.Products:
         """Sum the inner products over the processes that hold the shards."""
         if self.mode != "sharded":
-            return C, h
-        packed = torch.from_numpy(np.concatenate([C, h[:, None]], axis=1)).to(gradients.device)
-        dist.all_reduce(packed, group=self.group)
-        both = packed.cpu().numpy()
-        return both[:, :-1], both[:, -1]
+            return products
+        layers, T = products.h.shape
+        packed = np.concatenate(
+            [products.C.reshape(layers, -1), products.h, products.square[:, None]], axis=1
+        )
+        total = torch.from_numpy(packed).to(gradients.device)
+        dist.all_reduce(total, group=self.group)
+        found = total.cpu().numpy()
+        return gp.Products(
+            found[:, : T * T].reshape(layers, T, T),
+            found[:, T * T : -1],
+            found[:, -1],
+            products.tolerance,
+        )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,23 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradproj as gp
-from gradproj._measure import SAFE_COEFFICIENT, combine_layer, measure_layers
-from gradproj._method import TOLERANCE_32, TOLERANCE_64
-from gradproj.adapters.torch.backends import choose_backend
+from gradproj.adapters.torch.backends import choose_backend, on_torch_stream
 from gradproj.adapters.torch.buffer import Block
 
 Floats = NDArray[np.float64]
 HALF_LIMIT = torch.finfo(torch.float16).max
-
-
-def _measure_one_by_one(new: Sequence[Any], old: Sequence[Any]) -> tuple[Floats, Floats]:
-    """Inner products with NaN for the layers, and only those, that are not finite."""
-    T = len(old[0])
-    C, h = np.full((len(new), T, T), np.nan), np.full((len(new), T), np.nan)
-    for layer, (g, G) in enumerate(zip(new, old, strict=True)):
-        with suppress(gp.NotFiniteError):
-            C[layer], h[layer] = gp.measure(g, G, precise=False)
-    return C, h
 
 
 class Gradients:
@@ -49,8 +35,7 @@ class Gradients:
         self.backend = self.blocks[0].backend
         self.device = self.blocks[0].rows.device
         exact = all(dtype == torch.float64 for dtype, _ in kinds)
-        # Relative accuracy of the inner products, which the method's rank decisions need.
-        self.tolerance = TOLERANCE_64 if exact else TOLERANCE_32
+        self.epsilon = torch.finfo(torch.float64 if exact else torch.float32).eps
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -107,29 +92,29 @@ class Gradients:
             for place in block.places
         ]
 
-    def measure(self, tasks: int) -> tuple[Floats, Floats]:
-        """Inner products of each layer, C (L, T, T) and h (L, T); NaN where they are not finite.
+    def measure(self, tasks: int) -> gp.Products:
+        """Measure the inner products of each layer; NaN where gradients are not finite.
 
-        With no old task the new gradient is measured against itself, to see that it is finite.
+        A layer that mixes dtypes or devices adds up the products of its blocks.
         """
-        T = max(tasks, 1)
-        C, h = np.zeros((self.layers, T, T)), np.zeros((self.layers, T))
+        total = gp.Products(
+            np.zeros((self.layers, tasks, tasks)),
+            np.zeros((self.layers, tasks)),
+            np.zeros(self.layers),
+            np.zeros(self.layers),
+        )
         for block in self.blocks:
             parts = block.parts(tasks)
-            numbers = [layer for layer, _, _ in block.segments]
-            try:
-                # All layers in one call: the core's checks cost more than a small layer's products.
-                C_part, h_part, _ = measure_layers(
-                    block.namespace, parts.new, parts.old, False, [""] * len(numbers)
-                )
-            except gp.NotFiniteError:
-                # Not finite. Other processes wait for this one's numbers, so it goes on.
-                C_part, h_part = _measure_one_by_one(parts.new, parts.old)
+            with on_torch_stream(block.backend, block.rows.device):
+                found = gp.measure_layers(parts.new, parts.old, check=False)
             if len(self.blocks) == 1:
-                return C_part, h_part
-            C[numbers] += C_part
-            h[numbers] += h_part
-        return C, h
+                return found
+            numbers = [layer for layer, _, _ in block.segments]
+            total.C[numbers] += found.C
+            total.h[numbers] += found.h
+            total.square[numbers] += found.square
+            total.tolerance[numbers] = np.maximum(total.tolerance[numbers], found.tolerance)
+        return total
 
     def lengths(self) -> list[Tensor]:
         """Length of row 1 in each segment of each block, without waiting for a device."""
@@ -142,19 +127,13 @@ class Gradients:
             total[[layer for layer, _, _ in block.segments]] += found.double().cpu().numpy() ** 2
         return total
 
-    def combine(self, coefficients: Floats) -> None:
-        """Turn row 0 into w = g + cᵀG, in place."""
-        largest = np.abs(coefficients).max(1, initial=0.0).tolist()
-        low, high = SAFE_COEFFICIENT
+    def combine(self, solution: gp.Solution) -> None:
+        """Turn row 0 into w = s g + cᵀG, in place."""
         for block in self.blocks:
-            c = torch.from_numpy(coefficients).to(block.rows).unbind()
-            parts = block.parts(coefficients.shape[1])
-            for k, (layer, _, _) in enumerate(block.segments):
-                if low < largest[layer] < high:
-                    parts.update[k].addmv_(parts.columns[k], c[layer])
-                elif largest[layer]:
-                    g, G = parts.new[k], parts.old[k]
-                    g[...] = combine_layer(block.namespace, g, G, coefficients[layer], True)
+            parts = block.parts(solution.coefficients.shape[1])
+            chosen = solution[[layer for layer, _, _ in block.segments]]
+            with on_torch_stream(block.backend, block.rows.device):
+                gp.combine_layers(parts.new, parts.old, chosen, out=parts.new)
 
     def release(self, kept: Sequence[nn.Parameter]) -> None:
         """Take the buffer's views out of the `.grad` of all parameters but those."""

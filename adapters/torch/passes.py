@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradproj.adapters.torch import checks, engines, statistics
 from gradproj.adapters.torch.recorder import Recorder
-from gradproj.adapters.torch.reductions import Reduction
+from gradproj.adapters.torch.reductions import SumRow
 
 Loss = Tensor | Callable[[], Tensor]
 
@@ -31,7 +31,7 @@ def one_by_one(
     recorder: Recorder,
     new_loss: Loss,
     old_losses: Iterable[Loss],
-    reduction: Reduction | None,
+    reduction: SumRow | None,
     *,
     running_statistics: bool,
 ) -> None:
@@ -57,7 +57,7 @@ def old_at_once(
     recorder: Recorder,
     loss: Callable[..., Tensor],
     old: Sequence[Sequence[Any]],
-    reduction: Reduction | None,
+    reduction: SumRow | None,
 ) -> None:
     """Compute the old tasks' gradients by vmap; of a sum, all but the first."""
     model = recorder.model

@@ -17,7 +17,7 @@ from gradproj.adapters.torch.distributed import Processes
 from gradproj.adapters.torch.layers import Layers
 from gradproj.adapters.torch.passes import Loss
 from gradproj.adapters.torch.recorder import Recorder
-from gradproj.adapters.torch.reductions import Reduction
+from gradproj.adapters.torch.reductions import SumRow
 
 
 class Projector:
@@ -271,14 +271,14 @@ class Projector:
         """Go on from a :meth:`state_dict`."""
         states.load(state, self.method, self.layers)
 
-    def _prepare(self, old: Iterable[Any]) -> Reduction | None:
+    def _prepare(self, old: Iterable[Any]) -> SumRow | None:
         """Make room for the gradients of a step, as far as their number is known before."""
         reduction = self._reduction(old)
         tasks = len(old) if isinstance(old, Sized) else 0
         self._recorder.gradients.prepare(2 if reduction is not None else tasks + 1)
         return reduction
 
-    def _reduction(self, old: object) -> Reduction | None:
+    def _reduction(self, old: object) -> SumRow | None:
         found = reductions.find(self.method, old)
         if found is None or len(found.tasks) == 1:
             return found
@@ -287,9 +287,7 @@ class Projector:
         hooked = any(p._post_accumulate_grad_hooks for p in self._recorder.gradients.parameters)
         return found if self._processes.mode is None and not hooked else None
 
-    def _loop(
-        self, new_loss: Loss, old_losses: Iterable[Loss], reduction: Reduction | None
-    ) -> None:
+    def _loop(self, new_loss: Loss, old_losses: Iterable[Loss], reduction: SumRow | None) -> None:
         moves = self.running_statistics
         passes.one_by_one(self._recorder, new_loss, old_losses, reduction, running_statistics=moves)
         self._project(reduction)
@@ -298,7 +296,7 @@ class Projector:
         self,
         loss: Callable[..., Tensor],
         old: Sequence[Sequence[Any]],
-        reduction: Reduction | None,
+        reduction: SumRow | None,
     ) -> str | None:
         """Compute the old tasks' gradients by vmap; if that fails, leave it to the loop.
 
@@ -320,30 +318,38 @@ class Projector:
             return reason
         return None
 
-    def _project(self, reduction: Reduction | None = None) -> None:
+    def _project(self, reduction: SumRow | None = None) -> None:
         tasks, touched = self._recorder.tasks(), self._recorder.touched()
         gradients = self._recorder.gradients
         touched = self._processes.share(gradients, tasks + 1, touched)
         self.last = self._solve(reduction or self.method, tasks)
-        if self.last is not None:
-            gradients.combine(self.last.coefficients)
-            self.last = self.last if reduction is None else reduction.among_all(self.last)
-            if not gradients.fits():
-                self._overflow("the update is beyond float16")
+        if self.last is not None and self._combine(self.last) and reduction is not None:
+            self.last = reduction.among_all(self.last)
         gradients.finish(touched)
         self._recorder.forget()
 
-    def _solve(self, method: gp.Method | Reduction, tasks: int) -> gp.Solution | None:
+    def _solve(self, method: gp.Method | SumRow, tasks: int) -> gp.Solution | None:
         """Return what the method makes of the inner products; None if the step is skipped."""
         gradients = self._recorder.gradients
-        C, h = self._processes.total(*gradients.measure(tasks), gradients)
-        if np.isfinite(C.sum() + h.sum()):
-            C, h = C[:, :tasks, :tasks], h[:, :tasks]
-            return method.solve(C, h, tolerance=gradients.tolerance)
-        finite = np.isfinite(C).all((1, 2)) & np.isfinite(h).all(1)
+        products = self._processes.total(gradients.measure(tasks), gradients)
+        finite = products.finite & np.isfinite(products.square)
+        if finite.all():
+            return method.solve(products)
         layer = list(self._recorder.layers)[finite.argmin()]
         self._overflow(f"the gradients of layer {layer!r} hold NaN or infinity")
         return None
+
+    def _combine(self, solution: gp.Solution) -> bool:
+        """Leave w in the buffer; return False if it does not fit into its dtype."""
+        gradients = self._recorder.gradients
+        try:
+            gradients.combine(solution)
+            fits = gradients.fits()
+        except gp.NotFiniteError:
+            fits = False
+        if not fits:
+            self._overflow("the update does not fit into the gradients' dtype")
+        return fits
 
     def _overflow(self, what: str) -> None:
         """Raise, or leave a step that whoever looks at `.grad` skips."""

@@ -1,75 +1,79 @@
-"""Methods that look at the mean of the old gradients, or at one: a single row will do for them."""
+"""Support for methods that need only one combination of the old gradients, kept in one row."""
 
 from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import gradproj as gp
-from gradproj.adapters.torch.gradients import Floats, Gradients
+from gradproj.adapters.torch.gradients import Gradients
 
 
 @dataclass
-class Reduction:
+class SumRow:
     """The sum of some old gradients, which is all that a step needs of them.
-
-    A-GEM and the shared constraint alone want the mean of all, S-GEM one that it draws.
 
     Attributes
     ----------
-    method : gradproj.Method
-        What is solved with the one gradient `weights @ G`.
-    weights : numpy.ndarray (1, T)
-        One number for the tasks in the sum, 0 for all others.
-    tasks : list of int
-        The old tasks in the sum.
+    reduction : gradproj.Reduction
+        From the method: the weights, and the problem with a single old gradient.
+    weight : float
+        The weight of each task in the sum.
     longest : list of tensors
         Greatest length that the sum has had, in each segment of each block of the buffer.
     """
 
-    method: gp.Method
-    weights: Floats
-    tasks: list[int]
+    reduction: gp.Reduction
+    weight: float
     longest: list[Tensor] = field(default_factory=list)
 
+    @property
+    def tasks(self) -> list[int]:
+        """The old tasks in the sum."""
+        return self.reduction.tasks
+
     def look_at(self, gradients: Gradients) -> None:
-        """Note how long the sum is by now."""
+        """Record how long the sum is after one more task."""
         if len(self.tasks) > 1:
             now = gradients.lengths()
             known = self.longest or now
             self.longest = [torch.maximum(*pair) for pair in zip(known, now, strict=True)]
             self.gradients = gradients
 
-    def solve(self, C: Floats, h: Floats, *, tolerance: float) -> gp.Solution:
+    def solve(self, products: gp.Products) -> gp.Solution:
         """Solve for the coefficient of the sum, from the sum's C (L, 1, 1) and h (L, 1).
 
-        Where the sum is nothing but rounding beside what it has been, the gradients have cancelled:
-        there is no direction to go by, and it counts as zero.
+        Where only rounding is left of the sum, there is no direction: it counts as zero.
         """
-        weight = float(self.weights.max())
+        C, h = products.C * self.weight**2, products.h * self.weight
         if self.longest:
-            scale = self.gradients.squares(self.longest)
-            # Squares beyond float32 tell nothing.
-            nothing = np.isfinite(scale) & (C[:, 0, 0] <= tolerance * scale)
-            C, h = np.where(nothing[:, None, None], 0.0, C), np.where(nothing[:, None], 0.0, h)
-        C, h = C * weight**2, h * weight
-        solution = self.method.solve(C, h, tolerance=tolerance)
-        return replace(solution, coefficients=solution.coefficients * weight)
+            squares = self.gradients.squares(self.longest)
+            gone = self.reduction.cancels(products.C[:, 0, 0], squares**0.5, self.gradients.epsilon)
+            C[gone], h[gone] = 0.0, 0.0
+        solution = self.reduction.method.solve(
+            gp.Products(C, h, products.square, products.tolerance)
+        )
+        return replace(solution, coefficients=solution.coefficients * self.weight)
 
     def among_all(self, solution: gp.Solution) -> gp.Solution:
         """Give every old task in the sum the sum's coefficient, and the others none."""
-        return replace(solution, coefficients=solution.coefficients * (self.weights > 0))
+        chosen = self.reduction.weights != 0
+        return replace(solution, coefficients=solution.coefficients * chosen)
 
 
-def find(method: gp.Method, old: object) -> Reduction | None:
-    """Ask the method, if `old` can tell how many tasks there are; S-GEM draws one then."""
+def find(method: gp.Method, old: object) -> SumRow | None:
+    """Ask the method, if `old` has a known number of tasks. S-GEM draws its task then."""
     tasks = len(old) if isinstance(old, Sized) else 0
-    reduced = method._reduce(tasks) if tasks > 1 else None
-    if reduced is None:
+    reduction = method.reduce(tasks) if tasks > 1 else None
+    if reduction is None:
         return None
-    weights, inner = reduced
-    return Reduction(inner, weights, np.flatnonzero(weights).tolist())
+    weights = set(reduction.weights[reduction.tasks].tolist())
+    if len(weights) > 1:
+        raise ValueError(
+            f"{type(method).__name__}.reduce returned unequal weights {sorted(weights)}: the "
+            "adapter adds gradients up; return equal weights, or 0"
+        )
+    return SumRow(reduction, weights.pop())

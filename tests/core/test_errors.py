@@ -181,9 +181,8 @@ def test_wrong_method():
 )
 def test_a_method_of_ones_own_that_answers_wrongly(answer, error, message):
     class Own(gp.Method):
-        def solve_layers(self, C, h, tolerance):
-            del C, tolerance
-            return answer(h)
+        def solve_layers(self, products):
+            return answer(products.h)
 
     with pytest.raises(error, match=message):
         gp.project(g, G, Own())
@@ -199,9 +198,8 @@ def test_a_method_of_ones_own_that_answers_wrongly(answer, error, message):
 )
 def test_a_method_of_ones_own_may_answer_in_any_form(library, form):
     class Own(gp.Method):
-        def solve_layers(self, C, h, tolerance):
-            del C, tolerance
-            return gp.Solution(form(np.ones(h.shape)), rank=3)
+        def solve_layers(self, products):
+            return gp.Solution(form(np.ones(products.h.shape)), rank=3)
 
     backend = backends.get(library)
     new, old = (backend.array(x.astype(np.float32)) for x in (g, G))
