@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
@@ -250,7 +250,7 @@ def _torch_in_full_precision(kind: str) -> Iterator[None]:
     torch: Any = sys.modules["torch"]
     matmul = torch.backends.cuda.matmul
     found = getattr(matmul, "fp32_precision", "none")  # since torch 2.9
-    with torch.autocast(kind, enabled=False) if _autocasts(torch, kind) else _nothing():
+    with torch.autocast(kind, enabled=False) if _autocasts(torch, kind) else nullcontext():
         if found in ("ieee", "none"):
             yield
             return
@@ -268,19 +268,18 @@ def _autocasts(torch: Any, kind: str) -> bool:
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-@contextmanager
 def _cupy_in_full_precision() -> Iterator[None]:
+    # CuPy has no public name for what the environment variable CUPY_TF32 sets.
     core: Any = sys.modules["cupy"]._core
-    found = core.get_compute_type(np.float32)
-    core.set_compute_type(np.float32, core._routines_linalg.COMPUTE_TYPE_PEDANTIC)
+    tf32 = core._routines_linalg.COMPUTE_TYPE_TF32
+    if core.get_compute_type(np.float32) != tf32:
+        yield
+        return
+    core.set_compute_type(np.float32, core._routines_linalg.COMPUTE_TYPE_FP32)
     try:
         yield
     finally:
-        core.set_compute_type(np.float32, found)
+        core.set_compute_type(np.float32, tf32)
 
 
 def to_host(x: Array) -> HostArray:
@@ -291,8 +290,10 @@ def to_host(x: Array) -> HostArray:
     """
     if isinstance(x, np.ndarray):
         return x.astype(np.float64, copy=False)
-    if compat.is_torch_array(x) or compat.is_cupy_array(x):
-        return np.asarray(compat.to_device(x, "cpu"), dtype=np.float64)
+    if compat.is_cupy_array(x):
+        return np.asarray(x.get(), dtype=np.float64)
+    if compat.is_torch_array(x):
+        return np.asarray(x.cpu(), dtype=np.float64)
     try:
         return np.asarray(x, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError, BufferError):
@@ -309,7 +310,9 @@ def stack_on_host(xp: Any, parts: Sequence[Array]) -> HostArray:
     """Stack T-sized arrays and copy them to the host in one transfer."""
     if len(parts) == 1:
         return to_host(parts[0])[None]
-    return np.stack(parts) if isinstance(parts[0], np.ndarray) else to_host(xp.stack(parts))
+    if isinstance(parts[0], np.ndarray | np.generic):
+        return np.stack(parts).astype(np.float64, copy=False)
+    return to_host(xp.stack(parts))
 
 
 def from_host(x: HostArray, like: Array) -> Array:

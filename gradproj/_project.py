@@ -325,14 +325,13 @@ def _weighted_sum(xp: Any, G: Array, weights: HostArray, wide: bool) -> tuple[Ar
     """
     T, N = G.shape
     if not wide:
-        columns = slice(0, N // _STRIDE * _STRIDE), slice(N // _STRIDE * _STRIDE, N)
-        blocks = xp.reshape(G[:, columns[0]], (T, -1, _STRIDE))[:, :, :_SAMPLE]
-        squares = to_host(xp.vecdot(blocks, blocks)).sum(1)
-        rest = G[:, columns[1]][:, :_SAMPLE]
-        squares = squares + to_host(xp.vecdot(rest, rest))
-        seen = blocks.shape[1] * _SAMPLE + rest.shape[1]
+        count = N // _STRIDE
+        blocks = xp.reshape(G[:, : count * _STRIDE], (T, count, _STRIDE))[:, :, :_SAMPLE]
+        rest = G[:, count * _STRIDE : min(count * _STRIDE + _SAMPLE, N)]
+        squares = to_host(xp.vecdot(blocks, blocks)).sum(1) + to_host(xp.vecdot(rest, rest))
+        seen = max(count * _SAMPLE + rest.shape[1], 1)
         row = from_host(weights, G) @ G
-        return row[None, :], float(np.abs(weights) @ np.sqrt(squares * (N / max(seen, 1))))
+        return row[None, :], float(np.abs(weights) @ np.sqrt(squares * (N / seen)))
     squares, parts = np.zeros(T), []
     for cut in cuts(xp, T, N):
         block = widened(xp, G[:, cut])

@@ -85,4 +85,5 @@ class Reduction:
         epsilon : float
             Rounding unit of the gradients' dtype, such as ``numpy.finfo(dtype).eps``.
         """
-        return ~(np.asarray(square) > (_ROUNDING_ERRORS * epsilon * np.asarray(scale)) ** 2)
+        least = (_ROUNDING_ERRORS * epsilon * np.asarray(scale)) ** 2
+        return np.isfinite(square) & (np.asarray(square) <= least)

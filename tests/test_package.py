@@ -87,10 +87,11 @@ def test_import_direction(folder, forbidden):
 def test_every_folder_of_the_package_is_listed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     listed = set(project["tool"]["setuptools"]["packages"])
-    found = {"gradproj"}
-    for folder in ("adapters", "experiments"):
+    found = set()
+    for folder in ("gradproj", "adapters", "experiments"):
         for init in (ROOT / folder).rglob("__init__.py"):
-            found.add(".".join(("gradproj", *init.parent.relative_to(ROOT).parts)))
+            parts = init.parent.relative_to(ROOT).parts
+            found.add(".".join(parts if folder == "gradproj" else ("gradproj", *parts)))
     assert found == listed
 
 

@@ -48,8 +48,7 @@ def on_torch_stream(backend: str, device: torch.device) -> AbstractContextManage
         return nullcontext()
     import cupy
 
-    stream = torch.cuda.current_stream(device)
-    external: AbstractContextManager[object] = cupy.cuda.ExternalStream(
-        stream.cuda_stream, stream.device_index
+    stream: AbstractContextManager[object] = cupy.cuda.Stream.from_external(
+        torch.cuda.current_stream(device)
     )
-    return external
+    return stream

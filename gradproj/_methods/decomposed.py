@@ -159,8 +159,7 @@ class Decomposed(Method):
         rows = _differences(length, chosen)
         if count < T:
             # The span of ĝᵢ for the chosen tasks: one of them, and their differences.
-            shortest = length[:, chosen.start : chosen.stop].argmin(1) + chosen.start
-            centred = (np.eye(T) - 1 / T)[shortest]
+            centred = (np.eye(T) - 1 / T)[_shortest(length, chosen)]
             rows = np.concatenate([centred[:, None], rows], axis=1)
         return _orthonormal(rows, C, length, tolerance)
 
@@ -170,14 +169,14 @@ class Decomposed(Method):
         centre = np.eye(T) - 1 / T
         values, vectors = np.linalg.eigh(centre @ C @ centre)
         values, rows = values[:, ::-1], vectors[:, :, ::-1].transpose(0, 2, 1) @ centre
-        kept = values > _rounding(rows, length, tolerance)
+        kept = values > tolerance[:, None] * _terms(rows, length)
         if isinstance(self.rank, float | np.floating):
             variance = np.where(kept, values, 0.0)
             before = np.cumsum(variance, axis=1) - variance
             kept &= before < self.rank * variance.sum(1, keepdims=True)
         else:
             kept[:, self.rank :] = False
-        return _unit(rows, values, kept)
+        return _divided(rows, values, kept)
 
 
 def _differences(length: HostArray, chosen: range) -> HostArray:
@@ -187,10 +186,16 @@ def _differences(length: HostArray, chosen: range) -> HostArray:
     gradient, so that a long gradient does not drown the short ones in rounding.
     """
     layers, T = length.shape
-    shortest = length[:, chosen.start : chosen.stop].argmin(1) + chosen.start
-    rows = np.tile(np.eye(T)[chosen.start : chosen.stop], (layers, 1, 1))
-    rows[np.arange(layers), :, shortest] -= 1.0
+    shortest = _shortest(length, chosen)[:, None]
+    others = np.arange(chosen.start, chosen.stop - 1)
+    rows = np.eye(T)[others + (others >= shortest)]
+    rows[np.arange(layers)[:, None], np.arange(len(others)), shortest] = -1.0
     return rows
+
+
+def _shortest(length: HostArray, chosen: range) -> npt.NDArray[np.int64]:
+    """Return which of the chosen gradients is the shortest, for each layer."""
+    return length[:, chosen.start : chosen.stop].argmin(1) + chosen.start
 
 
 def _orthonormal(
@@ -198,22 +203,26 @@ def _orthonormal(
 ) -> HostArray:
     """Return D such that the rows of D G are an orthonormal basis of the span of `rows` @ G.
 
-    The rows are scaled to unit length first, so that the rank does not depend on their lengths.
+    Each row is divided by the length of its terms first. All products then have the same rounding
+    error, however much the old gradients differ in length.
     """
-    squares = np.einsum("lkt,lkt->lk", rows @ C, rows)
-    kept = squares > _rounding(rows, length, tolerance)
-    rows = _unit(rows, squares, kept)
+    terms = _terms(rows, length)
+    rows = _divided(rows, terms, terms > 0)
     values, vectors = np.linalg.eigh(rows @ C @ rows.transpose(0, 2, 1))
     rows = vectors.transpose(0, 2, 1) @ rows
-    return _unit(rows, values, values > _rounding(rows, length, tolerance))
+    # The eigenvalues themselves have an absolute error too.
+    least = 16 * rows.shape[1] * np.finfo(np.float64).eps
+    rounding = tolerance[:, None] * _terms(rows, length)
+    return _divided(rows, values, values > np.maximum(rounding, least))
 
 
-def _rounding(rows: HostArray, length: HostArray, tolerance: HostArray) -> HostArray:
-    """Return the squared length up to which each row of `rows` @ G is only rounding."""
-    return tolerance[:, None] * ((rows * length[:, None, :]) ** 2).sum(2)
+def _terms(rows: HostArray, length: HostArray) -> HostArray:
+    """Return the squared lengths of the terms of each row of `rows` @ G, added up."""
+    found: HostArray = ((rows * length[:, None, :]) ** 2).sum(2)
+    return found
 
 
-def _unit(rows: HostArray, squares: HostArray, kept: npt.NDArray[np.bool_]) -> HostArray:
-    """Divide each row by its length; set those that are not kept to zero."""
+def _divided(rows: HostArray, squares: HostArray, kept: npt.NDArray[np.bool_]) -> HostArray:
+    """Divide each row by a length, given squared; set rows that are not kept to zero."""
     scale = np.where(kept, 1 / np.sqrt(np.where(kept, squares, 1.0)), 0.0)
     return scale[:, :, None] * rows

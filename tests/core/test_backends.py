@@ -45,13 +45,36 @@ def test_three_steps(library, dtype):
     backend = backends.get(library)
     g, G = backend.array(NEW.astype(dtype)), backend.array(OLD.astype(dtype))
     for precise in (False, True):
-        C, h = gp.measure(g, G, precise=precise)
-        assert type(C) is type(h) is np.ndarray
-        assert C.dtype == h.dtype == np.float64
-        assert np.allclose(C, OLD @ OLD.T, rtol=1e-5)
-        w = gp.combine(g, G, np.ones(4), precise=precise)
+        products = gp.measure(g, G, precise=precise)
+        for name, expected in {"C": OLD @ OLD.T, "h": OLD @ NEW, "square": NEW @ NEW}.items():
+            found = getattr(products, name)
+            assert type(found) is np.ndarray
+            assert found.dtype == np.float64
+            assert np.allclose(found, expected, rtol=1e-5)
+        w = gp.combine(g, G, np.ones(4), scale=0.5, precise=precise)
         assert_alike(w, g)
-        assert np.allclose(backend.numpy(w), NEW + OLD.sum(0), atol=1e-5)
+        assert np.allclose(backend.numpy(w), 0.5 * NEW + OLD.sum(0), atol=1e-5)
+
+
+@backends.every_backend
+def test_combine_writes_to_out(library):
+    backend = backends.get(library)
+    for dtype in (np.float32, np.float64):
+        g, G = backend.array(NEW.astype(dtype)), backend.array(OLD.astype(dtype))
+        expected = backend.numpy(gp.combine(g, G, np.ones(4)))
+        if library == "numpy-readonly":
+            with pytest.raises((ValueError, TypeError), match=r"read-only|cannot be written"):
+                gp.combine(g, G, np.ones(4), out=g)
+            continue
+        out = backend.array(np.zeros(11, dtype))
+        assert gp.combine(g, G, np.ones(4), out=out) is out
+        assert np.array_equal(backend.numpy(out), expected)
+        assert np.array_equal(backend.numpy(g), NEW.astype(dtype))
+        solution = gp.Solution(np.ones((2, 4)))
+        found = gp.combine_layers([g, out], [G, G], solution, out=[g, out])
+        assert found[0] is g
+        assert found[1] is out
+        assert np.array_equal(backend.numpy(g), expected)
 
 
 @backends.every_backend
@@ -109,8 +132,8 @@ def test_torch_tensors_on_the_cpu_are_read_in_place(monkeypatch):
         seen.extend([g[0].ctypes.data, G[0].ctypes.data, G[0].strides])
         return original(xp, g, G, *rest)
 
-    original = project.measure_layers
-    monkeypatch.setattr(project, "measure_layers", spy)
+    original = project.measure_entered
+    monkeypatch.setattr(project, "measure_entered", spy)
     buffer = torch.tensor(np.vstack([NEW, OLD]), dtype=torch.float32)
     gp.project(buffer[0, 2:], buffer[1:, 2:])
     assert seen == [buffer[0, 2:].data_ptr(), buffer[1:, 2:].data_ptr(), (44, 4)]
@@ -155,19 +178,22 @@ def test_float32_gradients_of_any_scale(exponent, method, stretch):
     )
 
 
-# The forms of the product on the CPU: one row, row by row, in pieces, in one; and lengths that
-# leave a rest, or none, or are shorter than a piece.
-@pytest.mark.parametrize("T", [1, 3, 20, 24, 25, 39, 40])
-@pytest.mark.parametrize("N", [200, 6_550, 70_000])
+# The forms of the product on the CPU: one row, row by row, groups of rows in pieces, all at once;
+# and lengths that leave a remainder, or none, or are shorter than a piece.
+@pytest.mark.parametrize("T", [1, 3, 11, 12, 19, 20, 40, 200])
+@pytest.mark.parametrize("N", [200, 6_550, 19_656, 70_000])
 def test_blocks_of_columns_add_up_to_the_whole(T, N):
     G = np.random.default_rng(1).standard_normal((T, N)).astype(np.float32)
-    C, h = gp.measure(G[0], G, precise=False)
-    # Not as a matrix product, whose own rounding in float64 is as large as what is looked for.
+    found = gp.measure(G[0], G, precise=False)
+    # Not as a matrix product, whose own rounding in float64 is as large as what is tested.
     exact = np.stack([(row * G.astype(float)).sum(1) for row in G.astype(float)])
-    assert np.abs(C - exact).max() < 1e-6 * N
-    assert np.abs(h - exact[0]).max() < 1e-6 * N
-    C, h = gp.measure(G[0], G)
-    assert np.abs(C - exact).max() < 1e-14 * N
+    assert np.abs(found.C - exact).max() < 1e-6 * N
+    assert np.abs(found.h - exact[0]).max() < 1e-6 * N
+    assert abs(found.square - exact[0, 0]) < 1e-6 * N
+    precise = gp.measure(G[0], G)
+    assert np.abs(precise.C - exact).max() < 1e-14 * N
+    assert np.abs(precise.h - exact[0]).max() < 1e-14 * N
+    assert abs(precise.square - exact[0, 0]) < 1e-14 * N
 
 
 # Number by number, a sum of 16,000 squares in float32 is good to some 4e-6 only.
@@ -186,15 +212,13 @@ def test_products_are_as_precise_however_the_numbers_lie_in_memory(T):
     }
     for name, old in forms.items():
         new = g[::-1].copy()[::-1][: old.shape[1]]
-        C, h = gp.measure(new, old, precise=False)
+        found = gp.measure(new, old, precise=False)
         wide = old.astype(float)
-        assert np.allclose(C, wide @ wide.T, rtol=5e-7, atol=0), name
-        assert np.allclose(h, wide @ new.astype(float), rtol=5e-7, atol=0), name
+        assert np.allclose(found.C, wide @ wide.T, rtol=5e-7, atol=0), name
+        assert np.allclose(found.h, wide @ new.astype(float), rtol=5e-7, atol=0), name
 
 
 def test_only_what_float32_cannot_hold_is_measured_in_float64():
-    from gradproj._measure import measure_layers
-
     g, G = (zoo.lengthened(x).astype(np.float32) for x in (NEW, OLD))
     unused = G.copy()
     unused[1] = 0.0
@@ -209,10 +233,10 @@ def test_only_what_float32_cannot_hold_is_measured_in_float64():
         "short": (g[:11], G[:, :11], True),
     }
     for name, (new, old, wide) in cases.items():
-        C, h, widened = measure_layers(np, [new], [old], False, [""])
-        assert widened == [wide], name
-        assert np.allclose(C[0], old.astype(float) @ old.astype(float).T, rtol=1e-5, atol=1e-60)
-        assert np.allclose(h[0], old.astype(float) @ new.astype(float), rtol=1e-4, atol=1e-60)
+        found = gp.measure(new, old, precise=False)
+        assert (found.tolerance < 1e-12) == wide, name
+        assert np.allclose(found.C, old.astype(float) @ old.astype(float).T, rtol=1e-5, atol=1e-60)
+        assert np.allclose(found.h, old.astype(float) @ new.astype(float), rtol=1e-4, atol=1e-60)
 
 
 def test_tensors_come_back_to_where_they_were_whatever_torch_makes_new_ones_on():

@@ -21,12 +21,12 @@ def test_the_three_steps_hold_where_old_gradients_are_nearly_equal(method, seed)
     G = (base + 1e-5 * rng.standard_normal((4, 20_000))).astype(np.float32)
     g = (rng.standard_normal(20_000) - base).astype(np.float32)
     expected = gp.project(g.astype(float), G.astype(float), method)
-    w = gp.combine(g, G, method.coefficients(*gp.measure(g, G)))
+    w = gp.combine(g, G, method.solve(gp.measure(g, G)).coefficients)
     assert w.dtype == np.float32
     assert off(w, expected, g) < 1e-6
-    # Half the time, and said so: what is nearly equal counts as equal, as in `project`.
-    C, h = gp.measure(g, G, precise=False)
-    w = gp.combine(g, G, method.coefficients(C, h, tolerance=1e-6), precise=False)
+    # In half the time: what is nearly equal counts as equal, as in `project`.
+    products = gp.measure(g, G, precise=False)
+    w = gp.combine(g, G, method.solve(products).coefficients, precise=False)
     assert off(w, gp.project(g, G, method), g) < 1e-6
 
 
@@ -53,8 +53,7 @@ def test_coefficients_beyond_float32_are_not_lost(method, new, old, N):
     g = (new * (rng.standard_normal(N) - G.mean(0, dtype=float) / old)).astype(np.float32)
     expected = gp.project(g.astype(float), G.astype(float), method)
     assert off(gp.project(g, G, method).astype(float), expected, g.astype(float)) < 1e-3
-    C, h = gp.measure(g, G)
-    w = gp.combine(g, G, method.coefficients(C, h), precise=False)
+    w = gp.combine(g, G, method.solve(gp.measure(g, G)).coefficients, precise=False)
     assert off(w.astype(float), expected, g.astype(float)) < 1e-3
 
 

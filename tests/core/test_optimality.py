@@ -161,8 +161,8 @@ def test_gram_schmidt_is_orthonormal_even_with_a_tolerance_below_rounding():
 
 
 # In float32, inner products are good to about 6e-8 of the squared lengths, which a condition κ
-# turns into 6e-8 κ² of ‖g‖. `precise` rounds the update once, whatever the condition, and so it is
-# for gradients that are short.
+# turns into some 1e-6 κ² of ‖g‖ where both the basis and the rest of ḡ are short. `precise` rounds
+# the update once, whatever the condition, and so do short gradients.
 @pytest.mark.parametrize(("length", "precise"), [("short", False), ("long", False), ("long", True)])
 @backends.every_backend
 @given(case=zoo.gradients(), rank=st.sampled_from([None, 0, 2]))
@@ -190,7 +190,7 @@ def test_float32_is_optimal_to_its_rounding(library, length, precise, case, rank
     condition = longest / lengths[clear].min(initial=longest)
     residuals = gp.kkt_residuals(w.astype(float), g.astype(float), shared, B)
     once = precise or length == "short"
-    assert residuals.worst <= (2e-6 if once else max(1e-5, 6e-7 * condition**2)), residuals
+    assert residuals.worst <= (2e-6 if once else max(1e-5, 2e-6 * condition**2)), residuals
 
 
 def explicit_basis32(G: np.ndarray, rank: int | None) -> np.ndarray:
@@ -237,8 +237,8 @@ def test_gem_is_optimal_where_three_directions_are_told_apart_and_a_fourth_is_no
 @pytest.mark.parametrize("tolerance", [0.0, 1e-13])
 @pytest.mark.parametrize("T", [2, 7, 40])
 def test_gem_takes_equal_tasks_as_one_at_any_tolerance(tolerance, T):
-    c = gp.GEM().coefficients(np.full((T, T), 4.0), np.full(T, -2.0), tolerance=tolerance)
-    assert c.sum() == pytest.approx(0.5, rel=1e-9)
+    products = gp.Products(np.full((T, T), 4.0), np.full(T, -2.0), tolerance=tolerance)
+    assert gp.GEM().solve(products).coefficients.sum() == pytest.approx(0.5, rel=1e-9)
 
 
 def test_the_judge_sees_what_a_basis_leaves_of_the_shared_gradient():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import gradproj as gp
-from gradproj import _basis, _closed_form, _measure, _project
-from gradproj._arrays import full_precision
+from gradproj import _basis, _closed_form, _combine, _products, _project
+from gradproj._arrays import computing
 
 METHODS = [gp.Decomposed(), gp.Decomposed(rank=2), gp.Decomposed(rank=0), gp.GEM(0.5), gp.AGEM()]
 every_method = pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -38,10 +38,10 @@ def check(array, read, method, g, G, precise):
     assert getattr(w, "device", None) == getattr(ours[0], "device", None)
     scale = np.abs(g).max() * (1e-5 if g.dtype == np.float32 else 1e-12)
     np.testing.assert_allclose(read(w), expected, atol=scale, rtol=1e-5)
-    C, h = gp.measure(*ours, precise=precise)
-    known, _ = gp.measure(g, G, precise=precise)
-    np.testing.assert_allclose(C, known, rtol=0, atol=1e-6 * known.max())
-    again = gp.combine(*ours, method.coefficients(C, h, tolerance=1e-6), precise=precise)
+    products = gp.measure(*ours, precise=precise)
+    known = gp.measure(g, G, precise=precise).C
+    np.testing.assert_allclose(products.C, known, rtol=0, atol=1e-6 * known.max())
+    again = gp.combine(*ours, method.solve(products).coefficients, precise=precise)
     assert again.dtype == ours[0].dtype
     layers = gp.project_layers([ours[0]] * 2, [ours[1]] * 2, method, precise=precise)
     np.testing.assert_array_equal(read(layers[1]), read(layers[0]))
@@ -151,7 +151,7 @@ def test_tf32_is_off_while_products_are_formed():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        with full_precision(torch.zeros(1)):
+        with computing(torch.zeros(1)):
             assert torch.backends.cuda.matmul.fp32_precision == "ieee"
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
         assert torch.get_float32_matmul_precision() == "high"
@@ -183,18 +183,21 @@ def test_no_product_of_float32_is_formed_outside(method, monkeypatch):
         return multiply(a, b)
 
     monkeypatch.setattr(array_api_strict._array_object.Array, "__matmul__", watched)
-    for module in (_basis, _closed_form, _measure, _project):
-        monkeypatch.setattr(module, "full_precision", entered)
+    for module in (_basis, _closed_form, _combine, _products, _project):
+        monkeypatch.setattr(module, "computing", entered)
     g, G = map(array_api_strict.asarray, problem(3000, np.float32))
     gp.project(g, G, method)
     shared, specific = gp.decompose(G)
     B = gp.gram_schmidt(specific)
     gp.kkt_residuals(gp.solve(g, shared, B), g, shared, B)
+    solution = method.solve(gp.measure_layers([g], [G]))
+    gp.combine_layers([g], [G], solution)
+    gp.combine(g, G, method.solve(gp.measure(g, G)).coefficients)
     assert len(products) > 10
     assert all(products)
 
 
 def test_jax_forms_products_with_all_bits(jax):
-    with full_precision(jax.numpy.zeros(1)):
+    with computing(jax.numpy.zeros(1)):
         assert jax.config.jax_default_matmul_precision == "highest"
     assert jax.config.jax_default_matmul_precision is None
