@@ -29,6 +29,7 @@ demo: $(VENV)/ready
 
 test: lint types
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) tests/core --library cupy-standin-device1
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

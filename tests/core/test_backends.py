@@ -95,11 +95,11 @@ def test_explicit_road(library, dtype):
         assert gp.kkt_residuals(w, g, shared, B).worst < tolerance
     assert gp.principal_components(specific, 2).shape == (2, 11)
     assert gp.principal_components(specific, 0).shape == (0, 11)
-    assert gp.gram_schmidt(0 * specific).shape == (0, 11)
+    assert gp.gram_schmidt(backend.array(np.zeros((4, 11), dtype))).shape == (0, 11)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("library", ["numpy", "torch", "cupy-standin-device1"])
 def test_half_precision_is_computed_in_float32_and_returned_as_it_came(library, method):
     backend = backends.get(library)
     g, G = backend.array(NEW.astype(np.float16)), backend.array(OLD.astype(np.float16))
@@ -139,6 +139,7 @@ def test_torch_tensors_on_the_cpu_are_read_in_place(monkeypatch):
     assert seen == [buffer[0, 2:].data_ptr(), buffer[1:, 2:].data_ptr(), (44, 4)]
 
 
+@pytest.mark.numpy_only
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_no_copy_of_the_old_gradients_is_made(method):
     import tracemalloc
@@ -154,7 +155,7 @@ def test_no_copy_of_the_old_gradients_is_made(method):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("library", ["numpy", "torch", "cupy-standin-device1"])
 def test_strided_memory(library, order):
     backend = backends.get(library)
     wide = backend.array(np.asarray(np.repeat(OLD, 2, axis=1), order=order))
@@ -191,12 +192,15 @@ def test_blocks_of_columns_add_up_to_the_whole(T, N):
     assert np.abs(found.h - exact[0]).max() < 1e-6 * N
     assert abs(found.square - exact[0, 0]) < 1e-6 * N
     precise = gp.measure(G[0], G)
-    assert np.abs(precise.C - exact).max() < 1e-14 * N
-    assert np.abs(precise.h - exact[0]).max() < 1e-14 * N
-    assert abs(precise.square - exact[0, 0]) < 1e-14 * N
+    # dpnp adds up one number after the other: 2e-14 of N at N = 70,000.
+    assert np.abs(precise.C - exact).max() < 1e-13 * N
+    assert np.abs(precise.h - exact[0]).max() < 1e-13 * N
+    assert abs(precise.square - exact[0, 0]) < 1e-13 * N
 
 
+# A property of OpenBLAS, whose order of summation depends on the memory layout.
 # Number by number, a sum of 16,000 squares in float32 is good to some 4e-6 only.
+@pytest.mark.numpy_only
 @pytest.mark.parametrize("T", [1, 3, 20, 40])
 def test_products_are_as_precise_however_the_numbers_lie_in_memory(T):
     rng = np.random.default_rng(2)

@@ -103,6 +103,7 @@ def test_a_mean_that_nearly_cancels_is_followed_while_it_can_be_told(method, d):
     assert off(gp.project(g, G, method), expected, g) < 2e-5
 
 
+@pytest.mark.numpy_only
 @pytest.mark.parametrize("call", [gp.project, gp.combine])
 def test_precise_takes_no_more_memory_than_its_result(call):
     import tracemalloc

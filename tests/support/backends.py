@@ -10,6 +10,8 @@ import array_api_strict
 import numpy as np
 import pytest
 
+from support import devices
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -45,13 +47,34 @@ def _torch() -> Any:
     return Backend("torch", lambda x: torch.tensor(x), lambda x: x.numpy())
 
 
-def _cupy() -> Any:
+def _cupy() -> Backend:
+    if devices.uses_standin():
+        pytest.skip("CuPy is not installed, or no CUDA device answers")
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        pytest.skip(f"no CUDA device answers: {error}")
     return Backend("cupy", cupy.asarray, cupy.asnumpy)
+
+
+def _cupy_standin(device: int) -> Backend:
+    """Arrays of the stand-in on a device. Device 0 is current, so device 1 must be entered."""
+    if not devices.uses_standin():
+        pytest.skip("CuPy itself runs here")
+    import cupy
+
+    def array(x: np.ndarray) -> Any:
+        with cupy.cuda.Device(device):
+            return cupy.asarray(x)
+
+    name = "cupy-standin-device1" if device else "cupy-standin"
+    return Backend(name, array, cupy.asnumpy)
+
+
+def _dpnp() -> Backend:
+    dpnp = pytest.importorskip("dpnp", reason="dpnp is not installed")
+    try:
+        dpnp.zeros(1)
+    except Exception as error:
+        pytest.skip(f"dpnp has no device: {error}")
+    return Backend("dpnp", dpnp.asarray, dpnp.asnumpy)
 
 
 _MAKERS: dict[str, Callable[[], Backend]] = {
@@ -61,6 +84,9 @@ _MAKERS: dict[str, Callable[[], Backend]] = {
     "strict-device1": lambda: _strict("device1"),
     "torch": _torch,
     "cupy": _cupy,
+    "cupy-standin": lambda: _cupy_standin(0),
+    "cupy-standin-device1": lambda: _cupy_standin(1),
+    "dpnp": _dpnp,
 }
 
 

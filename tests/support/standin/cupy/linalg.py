@@ -1,0 +1,11 @@
+"""Decompositions of matrices."""
+
+from numpy import linalg as _linalg
+
+from cupy._functions import kernel as _kernel
+
+eigh = _kernel(lambda a, UPLO="L": _linalg.eigh(a, UPLO))
+lstsq = _kernel(lambda a, b, rcond=None: _linalg.lstsq(a, b, rcond))
+norm = _kernel(lambda x, ord=None, axis=None, keepdims=False: _linalg.norm(x, ord, axis, keepdims))
+qr = _kernel(lambda a, mode="reduced": _linalg.qr(a, mode))
+svd = _kernel(lambda a, full_matrices=True: _linalg.svd(a, full_matrices))
