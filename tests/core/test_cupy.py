@@ -48,8 +48,9 @@ def every_result(g, G, method):
     yield gp.project(g, G, method, precise=True)
     yield from gp.project_layers([g, g[:5]], [G, G[:, :5]], method)
     yield gp.project(g, G[:0], method)
-    C, h = gp.measure(g, G)[:2]
-    yield gp.combine(g, G, method.coefficients(C, h))
+    yield gp.combine(g, G, method.solve(gp.measure(g, G)).coefficients)
+    solution = method.solve(gp.measure_layers([g, g[:5]], [G, G[:, :5]]))
+    yield from gp.combine_layers([g, g[:5]], [G, G[:, :5]], solution)
     yield gp.combine(g, G, np.zeros(G.shape[0]))
     shared, specific = gp.decompose(G)
     yield from (shared, specific)
@@ -93,7 +94,7 @@ def test_gradients_on_two_devices(place):
     import cupy
 
     (g, _), (_, G) = problem(cupy.cuda.Device(0)), problem(place)
-    message = r"g is on device <CUDA Device 0> and G on <CUDA Device 1>: move both"
+    message = r"g is on device <CUDA Device 0> and G is on <CUDA Device 1>: move both"
     with pytest.raises(ValueError, match=message):
         gp.project(g, G)
     with pytest.raises(ValueError, match=r"CUDA Device [01].*move both"):
@@ -108,7 +109,7 @@ def test_products_have_full_precision_where_tf32_is_set(place, method, tf32):
     for precise in (False, True):
         w = gp.project(g, G, method, precise=precise).get()
         assert np.abs(w - expected).max() < 2e-5  # TF32 gives 1e-3
-    C = gp.measure(g, G, precise=False)[0]
+    C = gp.measure(g, G, precise=False).C
     wide = G.get().astype(np.float64)
     assert np.abs(C - wide @ wide.T).max() < 1e-6 * C.max()
     shared, specific = gp.decompose(G)
@@ -142,7 +143,7 @@ def test_bfloat16_is_computed_in_float32(place):
 
 def test_numpy_and_cupy_do_not_mix(place):
     g, G = problem(place)
-    with pytest.raises(TypeError, match="g is a numpy array and G a cupy array: pass both from"):
+    with pytest.raises(TypeError, match="g is a numpy array and G is a cupy array: pass arrays"):
         gp.project(g.get(), G)
 
 

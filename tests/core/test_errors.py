@@ -270,8 +270,6 @@ def test_wrong_steps():
         gp.combine(g, G, [1.0, np.nan])
     with pytest.raises(gp.NotFiniteError, match="c or scale contains NaN or infinity: check the"):
         gp.combine(g, G, [1.0, 1.0], scale=np.inf)
-    with pytest.raises(ValueError, match=r"out has 2 columns and g has 3: all arrays must"):
-        gp.combine(g, G, [1.0, 1.0], out=np.ones(2))
     with pytest.raises(ValueError, match=r"solution has coefficients of shape \(1, 3\): expected"):
         gp.combine_layers([g], [G], gp.Solution(np.ones((1, 3))))
     with pytest.raises(ValueError, match="out has 2 layers and g has 1: expected as many"):
@@ -280,6 +278,12 @@ def test_wrong_steps():
         gp.measure_layers([g], [np.asarray([[1.0, 1.0, 1.0], [1.0, np.inf, 1.0]])])
     with pytest.raises(ValueError, match=r"weights=.* is invalid: expected one finite number per"):
         gp.Reduction([0.0, 0.0], gp.AGEM())
+
+
+@pytest.mark.numpy_only
+def test_an_out_of_the_wrong_length():
+    with pytest.raises(ValueError, match=r"out has 2 columns and g has 3: all arrays must"):
+        gp.combine(g, G, [1.0, 1.0], out=np.ones(2))
 
 
 def test_a_reduction_with_the_wrong_number_of_weights():
