@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import one_thread  # noqa: F401  # isort: skip (scripts still rely on this import)
-
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,17 +137,3 @@ def _text(cell: float | str | None) -> str:
 def milliseconds(seconds: float) -> str:
     """Format a time as a cell."""
     return f"{seconds * 1e3:.2f} ms"
-
-
-def cpu_seconds(functions: dict[str, Callable[[], Any]], seconds: float = 1.0) -> dict[str, float]:
-    """Return the median CPU time of each function; all are called in turns for about `seconds`."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
-        for name, function in functions.items():
-            start = time.process_time()
-            function()
-            times[name].append(time.process_time() - start)
-    return {name: median(values) for name, values in times.items()}
