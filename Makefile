@@ -14,7 +14,7 @@ help:
 	@echo "make demo       continual learning on handwritten digits, two minutes: a table and a picture"
 	@echo "make test       lint, types and all tests"
 	@echo "make test-deep  the property tests on more than 100,000 cases (half an hour)"
-	@echo "make bench      what each part costs, as ratios from one run"
+	@echo "make bench      cost of each part, as ratios from one run (QUICK=1: one minute, to check that it runs)"
 	@echo "make clean      remove the environment and what tools left behind"
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -48,14 +48,14 @@ $(VENV)/bench: $(VENV)/ready
 	$(PIP) install -q -c constraints.txt --group bench
 	@touch $@
 
+# Every script with a main function; the other files in benchmarks/ are helpers.
+# QUICK=1: the smallest sizes, about one minute in total.
+BENCHMARKS := $(shell grep -l '^def main' benchmarks/*.py)
+
 bench: $(VENV)/bench
-	cd benchmarks && ../$(BIN)/python core.py
-	cd benchmarks && ../$(BIN)/python precision.py
-	cd benchmarks && ../$(BIN)/python adapter.py
-	cd benchmarks && ../$(BIN)/python threads.py
-	cd benchmarks && ../$(BIN)/python steps.py
-	cd benchmarks && ../$(BIN)/python runs.py
-	cd benchmarks && ../$(BIN)/python soak.py
+	@set -e; for script in $(BENCHMARKS); do \
+	  echo; echo "== $$script"; $(BIN)/python $$script $(if $(QUICK),--quick); \
+	done
 
 clean:
 	rm -rf $(VENV) build *.egg-info .tox .hypothesis .mypy_cache .ruff_cache .pytest_cache

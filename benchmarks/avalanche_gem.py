@@ -1,4 +1,4 @@
-"""GEM as Avalanche's plugin does it, driven step by step for comparison."""
+"""GEM as Avalanche's plugin computes it, called step by step for comparison."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ MISSING = "Avalanche GEM: avalanche-lib is not installed (`make bench` installs 
 
 
 def installed() -> bool:
-    """Whether the comparison can be made here."""
+    """Return whether avalanche-lib is installed."""
     return importlib.util.find_spec("avalanche") is not None
 
 
 class GEM:
-    """The plugin with just as much of a strategy around it as it looks at."""
+    """The plugin, with the attributes of a strategy that it reads."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         from gradproj.experiments.torchvision_shim import import_torchvision
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import_torchvision()  # which Avalanche imports, and which needs help beside CPU torch
+            # Avalanche imports torchvision, which needs this shim with a CPU build of torch.
+            import_torchvision()
             from avalanche.training.plugins import GEMPlugin
         self.loss = loss
         self.plugin = GEMPlugin(patterns_per_experience=256, memory_strength=0.5)
@@ -40,7 +41,7 @@ class GEM:
         )
 
     def remember(self, x: Tensor, y: Tensor) -> None:
-        """End a task, with these samples as its memory."""
+        """End a task and keep these samples as its memory."""
         task = self.strategy.clock.train_exp_counter
         self.plugin.memory_x[task], self.plugin.memory_y[task] = x, y
         self.plugin.memory_tid[task] = torch.zeros(len(x), dtype=torch.long)

@@ -1,27 +1,31 @@
-"""What float32 costs: optimality residuals of the three ways to measure inner products.
+"""Errors of float32: residuals of the constraints for three ways to form the inner products.
 
-Prints, for gradients of a real network and for ever worse conditioned ones, the worst KKT residual
-of the update (relative, against the exact basis in float64) and the rank found, for
-- one product: C = G Gᵀ as one float32 matrix product,
-- blocked: float32 products of 16,384 columns, added up in float64 (the default),
+    python benchmarks/precision.py [--quick]
+
+The gradients are those of a trained network, and copies whose task-specific part is shrunk so that
+the old gradients become nearly equal. Each cell shows the largest violation of a constraint by the
+update, relative to ‖g‖ and the longest old gradient and computed in float64, with the rank in
+parentheses. The columns are:
+
+- one product: C = G Gᵀ as one float32 matrix product;
+- blocked: float32 products of blocks of columns, summed in float64 (the default of `project`);
 - precise: products and sums in float64 (`precise=True`).
 """
 
 from __future__ import annotations
 
+import one_thread  # noqa: F401  # isort: skip (before any library starts its thread pool)
+
 import numpy as np
+import timing
 import torch
 from sklearn.datasets import load_digits
 
 import gradproj as gp
-from gradproj._measure import combine_layer
-from gradproj._method import TOLERANCE_32
-
-TASKS = 20
 
 
-def network_gradients(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Old and new gradients of an MLP that has just learnt permuted digits."""
+def network_gradients(tasks: int, steps: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return new and old gradients of an MLP after `steps` steps on each permutation of digits."""
     torch.manual_seed(seed)
     x, y = load_digits(return_X_y=True)
     images = torch.tensor(x / 16, dtype=torch.float32)
@@ -30,7 +34,7 @@ def network_gradients(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         torch.nn.Linear(64, 300), torch.nn.ReLU(), torch.nn.Linear(300, 200), torch.nn.ReLU(),
         torch.nn.Linear(200, 10),
     )  # fmt: skip
-    orders = [torch.randperm(64) for _ in range(TASKS + 1)]
+    orders = [torch.randperm(64) for _ in range(tasks + 1)]
 
     def gradient(order: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         loss = torch.nn.functional.cross_entropy(model(images[rows][:, order]), labels[rows])
@@ -38,8 +42,8 @@ def network_gradients(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         return torch.cat([part.flatten() for part in parts])
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for order in orders[:TASKS]:
-        for rows in torch.randperm(len(images)).split(10)[:100]:
+    for order in orders[:tasks]:
+        for rows in torch.randperm(len(images)).split(10)[:steps]:
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(images[rows][:, order]), labels[rows])
             loss.backward()
@@ -50,18 +54,26 @@ def network_gradients(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shrunk(G: np.ndarray, factor: float) -> np.ndarray:
-    """The same shared part, the task-specific one shrunk: nearly equal gradients."""
+    """Return old gradients with the same shared part and a task-specific part × `factor`."""
     shared, specific = gp.decompose(G.astype(np.float64))
     return (shared + factor * specific).astype(np.float32)
 
 
 def one_product(g: np.ndarray, G: np.ndarray) -> tuple[np.ndarray, int]:
-    solution = gp.Decomposed().solve(G @ G.T, G @ g, tolerance=TOLERANCE_32)
-    return combine_layer(np, g, G, solution.coefficients, False), int(solution.rank)
+    """Project from inner products that are each one float32 sum over all columns."""
+    tolerance = gp.measure(g, G, precise=False).tolerance
+    products = gp.Products(C=G @ G.T, h=G @ g, square=g @ g, tolerance=tolerance)
+    solution = gp.Decomposed().solve(products)
+    return gp.combine(g, G, solution.coefficients, precise=False), int(solution.rank)
 
 
-def judge(w: np.ndarray, g: np.ndarray, G: np.ndarray) -> float:
-    """Worst residual of the constraints, in units of ‖g‖ and the longest old gradient."""
+def by_project(g: np.ndarray, G: np.ndarray, *, precise: bool) -> tuple[np.ndarray, int]:
+    result = gp.project(g, G, full_output=True, precise=precise)
+    return result.update, result.rank
+
+
+def residual(w: np.ndarray, g: np.ndarray, G: np.ndarray) -> float:
+    """Return the largest violation, in units of ‖g‖ and the longest old gradient."""
     w, g, G = (x.astype(np.float64) for x in (w, g, G))
     shared, specific = gp.decompose(G)
     unit = np.linalg.norm(g) * np.linalg.norm(G, axis=1).max()
@@ -69,21 +81,28 @@ def judge(w: np.ndarray, g: np.ndarray, G: np.ndarray) -> float:
 
 
 def main() -> None:
-    g, real = network_gradients()
-    print(f"T = {TASKS}, N = {g.shape[0]:,}, float32; residual (rank)")
-    print(f"{'gradients':<28}{'condition':>10}{'one product':>18}{'blocked':>18}{'precise':>18}")
-    cases = {"of a trained network": real}
-    cases |= {f"specific part × {f:g}": shrunk(real, f) for f in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)}
+    options = timing.parser(__doc__).parse_args()
+    tasks, steps = (5, 10) if options.quick else (20, 100)
+    factors = (1e-1, 1e-3) if options.quick else (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+    g, real = network_gradients(tasks, steps)
+    cases = {"trained network": real}
+    cases |= {f"specific part × {factor:g}": shrunk(real, factor) for factor in factors}
+    table = timing.Table(
+        f"Residual (rank), T = {tasks}, N = {g.shape[0]:,}, float32",
+        ("condition", "one product", "blocked", "precise"),
+        width=12,
+    )
     for name, G in cases.items():
         _, specific = gp.decompose(G.astype(np.float64))
         sizes = np.linalg.svd(specific, compute_uv=False)
-        condition = np.linalg.norm(G, axis=1).max() / sizes[TASKS - 2]
-        cells = [one_product(g, G)]
-        for precise in (False, True):
-            result = gp.project(g, G, full_output=True, precise=precise)
-            cells.append((result.update, result.rank))
-        row = "".join(f"{f'{judge(w, g, G):.1e} ({rank})':>18}" for w, rank in cells)
-        print(f"{name:<28}{condition:>10.1e}{row}")
+        condition = np.linalg.norm(G, axis=1).max() / sizes[tasks - 2]
+        results = (
+            one_product(g, G),
+            by_project(g, G, precise=False),
+            by_project(g, G, precise=True),
+        )
+        cells = (f"{residual(w, g, G):.1e} ({rank})" for w, rank in results)
+        table.row(name, f"{condition:.1e}", *cells)
 
 
 if __name__ == "__main__":

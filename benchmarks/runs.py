@@ -1,47 +1,34 @@
-"""CPU time of whole training runs over that of their gradients alone.
+"""CPU time of whole training runs, as a ratio to that of their gradients alone.
 
-    python benchmarks/runs.py
+    python benchmarks/runs.py [--quick]
 
-MNIST permutations where MNIST is at hand (`gradproj data where` says where it is looked for), else
-permuted digits. One thread, training only, all tasks: ours and GEM as their presets run them, and
-GEM as Avalanche's plugin does it on as many memory samples a step. "gradients" makes the same
-forward and backward calls, one after the other, and nothing else.
+MNIST permutations if MNIST is on this machine (`gradproj data where` shows the folder), else
+permuted digits. One thread, training only, all tasks. "ours" and "GEM" run as their presets.
+"Avalanche GEM" is GEM as Avalanche's plugin computes it, with the same number of memory samples per
+step; it needs avalanche-lib. "gradients" makes the same forward and backward calls, one after the
+other, and nothing else. The runs advance in turns, one task each.
 """
 
 from __future__ import annotations
 
-import time
+import one_thread  # noqa: F401  # isort: skip (before any library starts its thread pool)
 
-import timing  # noqa: F401  # isort: skip (sets the number of threads)
+import time
 
 import avalanche_gem as avalanche
 import torch
+from learners import learner, stream_at_hand
+from timing import EMPTY, Table, parser
 from torch.nn.functional import cross_entropy
 
-from gradproj.experiments import benchmarks, methods, presets
-from gradproj.experiments.data import DataError
-from gradproj.experiments.learner import Learner, Setup
-from gradproj.experiments.runner import stream_options
+from gradproj.experiments.learner import Learner
 from gradproj.experiments.streams import Stream, Task
 
-
-def stream_at_hand() -> tuple[str, Stream]:
-    config = presets.find("mnist-permutations/ours")
-    try:
-        options = stream_options(config)
-        return config.benchmark, benchmarks.build(config.benchmark, download=False, **options)
-    except DataError:
-        config = presets.find("permuted-digits/ours")
-        return config.benchmark, benchmarks.build(config.benchmark, **stream_options(config))
-
-
-def learner(stream: Stream, preset: str) -> Learner:
-    config = presets.find(preset)
-    return methods.find(config.method)(Setup(config, stream))
+LABELS = ("gradients", "ours", "GEM", "Avalanche GEM")
 
 
 class Gradients:
-    """All backward calls of a run with a memory batch of 20, and nothing else."""
+    """All backward calls of a run with memory batches of 20 samples, and nothing else."""
 
     def __init__(self, stream: Stream, preset: str) -> None:
         self.inner = learner(stream, preset)
@@ -61,7 +48,7 @@ class Gradients:
 
 
 class Avalanche(Gradients):
-    """The same, stepping with Avalanche's plugin."""
+    """The same run, with the steps of Avalanche's plugin."""
 
     def __init__(self, stream: Stream, preset: str) -> None:
         super().__init__(stream, preset)
@@ -79,25 +66,23 @@ class Avalanche(Gradients):
         self.gem.remember(x[:20], y[:20])
 
 
-def seconds(stream: Stream, job: Learner | Gradients, batch: int = 10) -> float:
-    """CPU time of one pass over all tasks."""
-    total = 0.0
-    for task in stream.tasks:
-        x, y = task.train()
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(task.index))
-        start = time.process_time()
-        job.current = task.index
-        job.begin_task(task)
-        for rows in order.split(batch):
-            job.observe(task, x[rows], y[rows])
-        job.end_task(task)
-        total += time.process_time() - start
-    return total
+def seconds(task: Task, job: Learner | Gradients, batch: int = 10) -> float:
+    """Train on one task, and return the CPU time."""
+    x, y = task.train()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(task.index))
+    start = time.process_time()
+    job.current = task.index
+    job.begin_task(task)
+    for rows in order.split(batch):
+        job.observe(task, x[rows], y[rows])
+    job.end_task(task)
+    return time.process_time() - start
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    name, stream = stream_at_hand()
+    options = parser(__doc__).parse_args()
+    smallest = {"tasks": 3, "samples": 100} if options.quick else None
+    name, stream = stream_at_hand("mnist-permutations", "permuted-digits", smallest)
     jobs: dict[str, Learner | Gradients] = {
         "gradients": Gradients(stream, f"{name}/ours"),
         "ours": learner(stream, f"{name}/ours"),
@@ -105,12 +90,21 @@ def main() -> None:
     }
     if avalanche.installed():
         jobs["Avalanche GEM"] = Avalanche(stream, f"{name}/gem")
-    print(f"whole training runs on {name}, {len(stream.tasks)} tasks, CPU time, one thread")
-    times = {label: seconds(stream, job) for label, job in jobs.items()}
-    for label, value in times.items():
-        print(f"{label:16}{value:>8.1f} s{value / times['gradients']:>8.2f}")
+    times = dict.fromkeys(jobs, 0.0)
+    for task in stream.tasks:
+        for label, job in jobs.items():
+            times[label] += seconds(task, job)
+    table = Table(
+        f"CPU time of training on {name}, {len(stream.tasks)} tasks, over its gradients alone",
+        ("ratio", "time"),
+    )
+    for label in LABELS:
+        if label in times:
+            table.row(label, times[label] / times["gradients"], f"{times[label]:.2f} s")
+        else:
+            table.row(label, EMPTY, EMPTY)
     if not avalanche.installed():
-        print(avalanche.MISSING)
+        print(f"\n{avalanche.MISSING}")
 
 
 if __name__ == "__main__":

@@ -1,61 +1,77 @@
-"""20,000 steps with growing tasks: memory and the time of a step should not drift.
+"""Drift of step time and memory over 20,000 steps with a growing number of old tasks.
 
-    python benchmarks/soak.py
+    python benchmarks/soak.py [--quick]
 
-Prints the median step time of the last quarter over that of the first, for each number of old
-tasks, and how much the process has grown.
+Prints, per number of old tasks, the median CPU time of a step in the last quarter of its steps over
+that in the first quarter. The steps of one number of old tasks are spread over the whole run: each
+cycle starts again with no old task and a new output layer. Then prints how much the peak memory of
+the process grew after the second cycle.
 """
 
 from __future__ import annotations
+
+import one_thread  # noqa: F401  # isort: skip (before any library starts its thread pool)
 
 import gc
 import resource
 import time
 from statistics import median
 
-import timing  # noqa: F401  # isort: skip (sets the number of threads)
-
 import torch
+from timing import Table, parser
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import gradproj as gp
 from gradproj.adapters.torch import EpisodicMemory, Projector
 
-STEPS, CYCLES, TASKS = 20_000, 20, 10
-
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model(x), y)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def train(cycles: int, tasks: int, steps: int) -> tuple[dict[int, list[float]], list[float]]:
+    """Train, and return the times of the steps per number of old tasks, and the peaks in MiB.
+
+    Parameters
+    ----------
+    cycles, tasks, steps : int
+        Number of cycles, of tasks per cycle and of steps per task.
+    """
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     projector = Projector(model, gp.Decomposed(rank=3, strength=0.1), engine="loop")
     x, y = torch.randn(2000, 64), torch.randint(10, (2000,))
-    times: dict[int, list[float]] = {tasks: [] for tasks in range(TASKS)}
+    times: dict[int, list[float]] = {task: [] for task in range(tasks)}
     peaks = []
-    for cycle in range(CYCLES):
+    for cycle in range(cycles):
         memory = EpisodicMemory(32, "reservoir", seed=cycle)
-        model[2] = nn.Linear(64, 10)  # the buffer is laid out anew, and the old one let go
+        # The projector must notice the new layer and release the memory of the old one.
+        model[2] = nn.Linear(64, 10)
         optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-        for step in range(STEPS // CYCLES):
-            task = step * TASKS * CYCLES // STEPS
+        for step in range(tasks * steps):
+            task = step // steps
             batch = torch.randint(2000, (10,))
             start = time.process_time()
-            old = [memory.sample(t, 10) for t in memory.tasks if t != task]
+            old = [memory.sample(t, 10) for t in range(task)]
             projector.backward_batches(loss, (x[batch], y[batch]), old)
             optimizer.step()
             memory.add(task, x[batch], y[batch])
             times[task].append(time.process_time() - start)
         gc.collect()
         peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    quarter = STEPS // TASKS // 4
-    print(f"{STEPS} steps: time of a step, last quarter over first, by number of old tasks")
-    for tasks, each in times.items():
-        print(f"T = {tasks:<3}{median(each[-quarter:]) / median(each[:quarter]):>6.2f}")
-    print(f"peak memory after the second cycle: {peaks[-1] - peaks[1]:+.1f} MiB")
+    return times, peaks
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    cycles, tasks, steps = (4, 3, 20) if options.quick else (20, 10, 100)
+    times, peaks = train(cycles, tasks, steps)
+    title = f"{cycles * tasks * steps:,} steps: CPU time of a step, last quarter over first"
+    table = Table(title, ("ratio",))
+    for count, each in times.items():
+        quarter = len(each) // 4
+        table.row(f"T = {count}", median(each[-quarter:]) / median(each[:quarter]))
+    print(f"\ngrowth of the peak memory after the second cycle: {peaks[-1] - peaks[1]:+.1f} MiB")
 
 
 if __name__ == "__main__":

@@ -1,112 +1,183 @@
-"""Where the time of one training step goes, at the last task of a benchmark.
+"""Share of each part in the CPU time of one training step, at the last task of a benchmark.
 
-    python benchmarks/steps.py
+    python benchmarks/steps.py [--quick]
 
-MNIST permutations and Split CIFAR-100 with ours, as their presets run them, where the data are at
-hand (`gradproj data where`), else permuted and split digits. One thread; the median over steps.
+MNIST permutations and Split CIFAR-100 with our method, as their presets run, if the data are on
+this machine (`gradproj data where` shows the folder), else permuted and split digits. One thread.
+
+The whole step is `Learner.observe`. Each part is computed a second time on its own, through public
+functions only, in the same turn and with the same sizes:
+
+- memory batches: `Learner.old_batches`;
+- old gradients, new gradient: bare forward and backward passes. If the step computes all old
+  gradients at once by vmap, so does this part;
+- inner products, solve, combine: `gp.measure_layers`, `Method.solve` and `gp.combine` on the
+  gradients of the same layers as float32 NumPy arrays;
+- optimizer, remember: `Optimizer.step` and `EpisodicMemory.add`.
+
+"the rest" is the step minus all parts. It is negative if the step is faster than its parts are on
+their own.
 """
 
 from __future__ import annotations
 
-import timing  # noqa: F401  # isort: skip (sets the number of threads)
+import one_thread  # noqa: F401  # isort: skip (before any library starts its thread pool)
 
-import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
+from learners import learner, stream_at_hand
+from timing import Table, in_turns, milliseconds, parser
+from torch import Tensor
 
-from gradproj.adapters.torch import engines
-from gradproj.experiments import benchmarks, methods, presets
-from gradproj.experiments.data import DataError
-from gradproj.experiments.learner import Setup
-from gradproj.experiments.methods.ours import Ours
-from gradproj.experiments.runner import stream_options
+import gradproj as gp
+from gradproj.experiments.learner import Learner
+from gradproj.experiments.streams import Stream
 
-PARTS = ("memory batches", "old gradients", "new gradient", "products", "small solve", "combine")
-PARTS += ("optimizer", "remember", "rest")
+Batch = tuple[Tensor, ...]
+Arrays = list[np.ndarray]
+
+# Benchmark, its substitute, and the seconds that the turns take.
+CASES = (
+    ("mnist-permutations", "permuted-digits", 3.0),
+    ("split-cifar100", "split-digits", 20.0),
+)
+# Sizes of the substitutes for --quick; twelve tasks, so that the step uses vmap.
+SMALLEST = (
+    {"tasks": 12, "samples": 60},
+    {"tasks": 5},
+)
 
 
-def at_last_task(preset: str, substitute: str) -> tuple[str, Ours]:
-    """Build the learner of a preset as it is when its last task begins."""
-    config = presets.find(preset)
-    try:
-        stream = benchmarks.build(config.benchmark, download=False, **stream_options(config))
-    except DataError:
-        preset, config = substitute, presets.find(substitute)
-        stream = benchmarks.build(config.benchmark, **stream_options(config))
-    learner = methods.find(config.method)(Setup(config, stream))
-    assert isinstance(learner, Ours)
+def at_last_task(stream: Stream, preset: str) -> Any:
+    """Build the learner of a preset as it is when the last task begins."""
+    built = learner(stream, preset)
     *old, last = stream.tasks
     for task in old:
-        learner.memory.add(task.index, *task.train())  # type: ignore[union-attr]
-    learner.current = last.index
-    learner.begin_task(last)
-    return preset, learner
+        built.memory.add(task.index, *task.train())  # type: ignore[attr-defined]
+    built.current = last.index
+    built.begin_task(last)
+    return built
 
 
-class Clock:
-    """Adds up the time that is spent inside some functions, but not in others among them."""
+def backward(owner: Learner, batch: Batch) -> None:
+    """Run one bare forward and backward pass."""
+    owner.loss(owner.model, *batch).backward()  # type: ignore[no-untyped-call]
 
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = defaultdict(float)
-        self._inside = 0.0
 
-    def watch(self, owner: Any, name: str, part: str | Callable[..., str]) -> None:
-        """Count the calls of a function to a part, or to the one that its arguments name."""
-        function = getattr(owner, name)
+def at_once(owner: Learner, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """Compute the gradients of several batches by vmap, one row per batch."""
+    stacked = tuple(torch.stack(parts) for parts in zip(*batches, strict=True))
+    weights = {name: p.detach() for name, p in owner.model.named_parameters()}
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            outside, self._inside = self._inside, 0.0
-            start = time.perf_counter()
-            result = function(*args, **kwargs)
-            if hasattr(result, "__next__"):
-                result = list(result)
-            total = time.perf_counter() - start
-            self.spent[part if isinstance(part, str) else part(*args)] += total - self._inside
-            self._inside = outside + total
-            return result
+    def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
+        def model(x: Tensor) -> Tensor:
+            return torch.func.functional_call(owner.model, weights, (x,))
 
-        setattr(owner, name, timed)
+        return owner.loss(model, *batch)  # type: ignore[arg-type]
+
+    axes = (None, *(0 for _ in stacked))
+    rows = torch.func.vmap(torch.func.grad(loss), in_dims=axes)(weights, *stacked)
+    return dict(rows)
+
+
+def layer_gradients(
+    owner: Learner, layers: Mapping[str, Sequence[str]], batches: Sequence[Batch]
+) -> tuple[Arrays, Arrays]:
+    """Compute gradients and return, per layer, the last batch's and those of the others.
+
+    The layers are ranges of columns of one array, as in the torch adapter.
+    """
+    parameters = dict(owner.model.named_parameters())
+    members = [[parameters[name] for name in names] for names in layers.values()]
+    flat = [p for group in members for p in group]
+    rows = []
+    for batch in batches:
+        parts = torch.autograd.grad(owner.loss(owner.model, *batch), flat)
+        rows.append(torch.cat([part.flatten() for part in parts]).numpy())
+    stacked = np.stack(rows)
+    widths = [sum(p.numel() for p in group) for group in members]
+    blocks = np.split(stacked, np.cumsum(widths)[:-1], axis=1)
+    return [block[-1] for block in blocks], [block[:-1] for block in blocks]
+
+
+def parts(owner: Any, engine: str, layers: Mapping[str, Sequence[str]]) -> dict[str, Callable]:
+    """Return one function per part of the step; `owner` is a learner of their own."""
+    task = owner.stream.tasks[-1]
+    x, y = (part[: owner.config.batch] for part in task.train())
+    # `.grad` accumulates over the bare passes; at rate 0 the optimizer does not apply it.
+    owner.set_rate(0.0)
+    new: Batch = (x, y, owner.mask(task))
+    old: list[Batch] = list(owner.old_batches())
+    g, G = layer_gradients(owner, layers, [*old, new])
+    method = owner.projection()
+    products = gp.measure_layers(g, G, precise=False)
+    coefficients = method.solve(products).coefficients
+
+    def old_gradients() -> None:
+        if engine == "vmap":
+            at_once(owner, old)
+        else:
+            for batch in old:
+                backward(owner, batch)
+
+    def combine() -> None:
+        for g_layer, G_layer, c in zip(g, G, coefficients, strict=True):
+            gp.combine(g_layer, G_layer, c, precise=False)
+
+    return {
+        "memory batches": lambda: list(owner.old_batches()),
+        "old gradients": old_gradients,
+        "new gradient": lambda: backward(owner, new),
+        "inner products": lambda: gp.measure_layers(g, G, precise=False),
+        "solve": lambda: method.solve(products),
+        "combine": combine,
+        "optimizer": owner.optimizer.step,
+        "remember": lambda: owner.memory.add(task.index, x, y),
+    }
+
+
+def print_shares(name: str, stream: Stream, seconds: float) -> None:
+    trained, other = (at_last_task(stream, f"{name}/ours") for _ in range(2))
+    task = stream.tasks[-1]
+    x, y = task.train()
+    batches = cycle(torch.arange(len(x)).split(trained.config.batch))
+
+    def step() -> None:
+        rows = next(batches)
+        trained.observe(task, x[rows], y[rows])
+
+    step()  # chooses the engine
+    engine = trained.projector.engine
+    functions = parts(other, engine, trained.projector.layers)
+    turns = in_turns({"step": step} | functions, seconds, least=3)
+    old_tasks = len(stream.tasks) - 1
+    table = Table(
+        f"{name}: CPU time of one step, {old_tasks} old tasks, engine {engine}",
+        ("share", "time"),
+    )
+    whole = turns.times["step"]
+    rest = [
+        total - sum(each)
+        for total, *each in zip(whole, *map(turns.times.get, functions), strict=True)
+    ]
+    for part in functions:
+        table.row(part, f"{turns.ratio(part, 'step'):.2%}", milliseconds(turns.seconds(part)))
+    share = median(r / total for r, total in zip(rest, whole, strict=True))
+    table.row("the rest", f"{share:.2%}", milliseconds(median(rest)))
+    table.row("step", f"{1:.2%}", milliseconds(turns.seconds("step")))
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    vectorised = engines.vectorised
-    for preset, substitute, steps in (
-        ("mnist-permutations/ours", "permuted-digits/ours", 60),
-        ("split-cifar100/ours", "split-digits/ours", 6),
-    ):
-        preset, learner = at_last_task(preset, substitute)
-        projector, clock = learner.projector, Clock()
-        clock.watch(learner, "old_batches", "memory batches")
-        clock.watch(engines, "vectorised", "old gradients")
-        clock.watch(projector, "_run", lambda _, row: "old gradients" if row else "new gradient")
-        clock.watch(projector._recorder, "write", "old gradients")
-        clock.watch(projector._recorder.gradients, "measure", "products")
-        clock.watch(projector, "_solve", "small solve")
-        clock.watch(projector._recorder.gradients, "combine", "combine")
-        clock.watch(learner.optimizer, "step", "optimizer")
-        clock.watch(learner.memory, "add", "remember")
-        task = learner.stream.tasks[-1]
-        x, y = task.train()
-        found: dict[str, list[float]] = defaultdict(list)
-        for rows in torch.arange(len(x)).split(learner.config.batch)[: steps + 2]:
-            clock.spent.clear()
-            start = time.perf_counter()
-            learner.observe(task, x[rows], y[rows])
-            total = time.perf_counter() - start
-            clock.spent["rest"] = total - sum(clock.spent.values())
-            for part in PARTS:
-                found[part].append(clock.spent[part])
-            found["step"].append(total)
-        engines.vectorised = vectorised
-        times = {part: median(values[2:]) * 1e3 for part, values in found.items()}
-        print(f"{preset}, task {task.index + 1}, engine {projector.engine}, one step")
-        for part in (*PARTS, "step"):
-            print(f"  {part:16}{times[part]:>10.2f} ms{times[part] / times['step']:>8.1%}")
+    options = parser(__doc__).parse_args()
+    for (wanted, substitute, seconds), smallest in zip(CASES, SMALLEST, strict=True):
+        changes = smallest if options.quick else None
+        name, stream = stream_at_hand(wanted, substitute, changes)
+        print_shares(name, stream, 0.3 if options.quick else seconds)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What default threads cost: steps with OpenBLAS and torch on all cores, beside one thread each.
+"""Wall time of a step with the default number of threads, and with one thread.
 
-    python benchmarks/threads.py
+    python benchmarks/threads.py [--quick]
 
-NumPy's OpenBLAS and torch each keep a pool of threads, and a step goes from one to the other. Where
-both pools want the cores, they wait for one another. Each setting runs in a process of its own,
-since the pools are sized when the libraries are loaded; wall time, median over steps.
+NumPy's OpenBLAS and torch each keep a pool of threads, and a step alternates between the two. If
+both pools use all cores, they wait for each other. Each setting runs in its own process, because
+the pools are sized when the libraries are loaded. "ratio" is the step of the torch adapter over its
+bare backward passes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import os
 import subprocess
 import sys
 import time
-from statistics import median
+from argparse import SUPPRESS
+from functools import partial
+
+from timing import Table, in_turns, milliseconds, parser
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-OLD_TASKS = (2, 10, 20, 32)
 
 
-def measure() -> None:
+def measure(title: str, *, quick: bool) -> None:
+    """Print the table of the process's own setting."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -33,36 +37,46 @@ def measure() -> None:
     def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return cross_entropy(model(x), y)
 
-    for tasks in OLD_TASKS:
+    def bare(batches: list[tuple[torch.Tensor, ...]]) -> None:
+        for batch in batches:
+            model.zero_grad()
+            loss(model, *batch).backward()  # type: ignore[no-untyped-call]
+
+    table = Table(title, ("ratio", "spread", "bare", "step"), width=10)
+    for tasks in (2,) if quick else (2, 10, 20, 32):
         new, *old = (
             (torch.rand(20, 1, 28, 28), torch.randint(10, (20,))) for _ in range(tasks + 1)
         )
-
-        def bare(batches: list[tuple[torch.Tensor, ...]] = [new, *old]) -> None:  # noqa: B006
-            for batch in batches:
-                model.zero_grad()
-                loss(model, *batch).backward()  # type: ignore[no-untyped-call]
-
-        functions = [bare, lambda new=new, old=old: projector.backward_batches(loss, new, old)]
-        times: list[list[float]] = [[], []]
-        for step in range(30):
-            for function, spent in zip(functions, times, strict=True):
-                start = time.perf_counter()
-                function()
-                if step >= 5:
-                    spent.append(time.perf_counter() - start)
-        alone, step = (median(spent) * 1e3 for spent in times)
-        print(f"{tasks:>8} old tasks {alone:>8.2f} ms {step:>8.2f} ms {step / alone:>6.2f}")
+        functions = {
+            "bare": partial(bare, [new, *old]),
+            "step": partial(projector.backward_batches, loss, new, old),
+        }
+        turns = in_turns(functions, 0.1 if quick else 1.0, least=3, clock=time.perf_counter)
+        table.row(
+            f"T = {tasks}",
+            turns.ratio("step", "bare"),
+            turns.spread(["step"], "bare"),
+            milliseconds(turns.seconds("bare")),
+            milliseconds(turns.seconds("step")),
+        )
 
 
 def main() -> None:
-    for threads in ("1", ""):
-        environment = {k: v for k, v in os.environ.items() if k not in POOLS}
-        environment |= dict.fromkeys(POOLS, threads) if threads else {}
-        label = f"{threads or 'default'} threads"
-        print(f"{label:<16}   backward alone        step  ratio", flush=True)
-        subprocess.run([sys.executable, __file__, "measure"], env=environment, check=True)
+    arguments = parser(__doc__)
+    arguments.add_argument("--title", help=SUPPRESS)  # set in the processes that this one starts
+    options = arguments.parse_args()
+    if options.title:
+        measure(options.title, quick=options.quick)
+        return
+    quick = ["--quick"] if options.quick else []
+    for title, setting in (
+        ("one thread", dict.fromkeys(POOLS, "1")),
+        ("default threads", {}),
+    ):
+        environment = {k: v for k, v in os.environ.items() if k not in POOLS} | setting
+        command = [sys.executable, __file__, "--title", title, *quick]
+        subprocess.run(command, env=environment, check=True)
 
 
 if __name__ == "__main__":
-    measure() if "measure" in sys.argv else main()
+    main()
