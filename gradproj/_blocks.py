@@ -10,12 +10,14 @@ import numpy as np
 from gradproj._arrays import Array, HostArray, widened
 
 # Columns per block. Blocks are multiplied in their own dtype and added up in float64, so that the
-# error of a float32 sum does not grow with N. Longer blocks are faster and less accurate.
-_BLOCK = 1 << 14
+# error of a float32 sum does not grow with N.
+_BLOCK = 1 << 16
+# Blocks that are converted to float64 first are copies, so they are shorter.
+WIDE_BLOCK = 1 << 14
 # On a GPU every block costs kernel launches: very long gradients get longer blocks there.
 _MOST_BLOCKS = 256
-# Columns per float32 dot product of two vectors, which need no longer ones to be fast.
-_DOT = 1 << 10
+# Columns per float32 dot product of two vectors.
+_DOT = 1 << 12
 
 # OpenBLAS gives products of somewhat more multiplications than this to several threads. They do not
 # get faster from it, and much slower (measured: 2 to 100 times) where the threads compete with
@@ -30,14 +32,15 @@ _GROUP = 8
 _FEW_ROWS = 11
 
 
-def cuts(xp: Any, T: int, N: int) -> Iterator[slice]:
-    """Cut N columns of T rows into blocks; one empty block if N is 0."""
-    block = _BLOCK
+def cuts(xp: Any, T: int, N: int, most: int = _BLOCK) -> Iterator[slice]:
+    """Cut N columns of T rows into blocks of at most that many; one empty block if N is 0."""
     if xp is not np:
-        block = max(block, -(-N // _MOST_BLOCKS))
+        block = max(most, -(-N // _MOST_BLOCKS))
     elif T > _FEW_ROWS and (width := _width(T)) >= _LEAST_WIDTH:
         # Products with one vector stay on one thread too, and only the last block has a remainder.
-        block = max(_ONE_THREAD // T // width, 1) * width
+        block = max(min(_ONE_THREAD // T, most) // width, 1) * width
+    else:
+        block = min(most, max(_ONE_THREAD // max(T, 1), _LEAST_WIDTH))
     return (slice(start, min(start + block, N)) for start in range(0, max(N, 1), block))
 
 
@@ -55,10 +58,11 @@ def gram_and_product(xp: Any, rows: Array, new: Array) -> tuple[Array, Array, Ar
 
 def _dot(a: HostArray, b: HostArray) -> HostArray:
     """Return a · b in float64 as the sum of short dot products in the vectors' own dtype."""
-    count = len(a) // _DOT
-    short = np.vecdot(a[: count * _DOT].reshape(-1, _DOT), b[: count * _DOT].reshape(-1, _DOT))
-    rest = a[count * _DOT :] @ b[count * _DOT :]
-    total: HostArray = short.sum(dtype=np.float64) + rest
+    end = len(a) // _DOT * _DOT
+    total: HostArray = np.float64(a[end:] @ b[end:])
+    if end:
+        short = np.vecdot(a[:end].reshape(-1, _DOT), b[:end].reshape(-1, _DOT))
+        total = total + short.sum(dtype=np.float64)
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from gradproj._arrays import (
     stack_on_host,
     widened,
 )
-from gradproj._blocks import cuts
+from gradproj._blocks import WIDE_BLOCK, cuts
 from gradproj._errors import NotFiniteError
 from gradproj._method import Solution
 from gradproj._products import enter_layers, wide_layers
@@ -216,7 +217,7 @@ def _combined_by_numpy(
     w = np.empty_like(g) if out is None or out.dtype != g.dtype else out
     direct = w is not out and not wide
     factors = c if wide else c.astype(g.dtype)
-    for cut in _cuts(g.shape[0]) if not wide else cuts(np, *G.shape):
+    for cut in cuts(np, *G.shape, WIDE_BLOCK) if wide else _cuts(g.shape[0]):
         rows, new = G[:, cut], g[cut]
         if wide:
             rows, new = rows.astype(np.float64), new.astype(np.float64)
@@ -249,7 +250,8 @@ def _combined_in_float64(xp: Any, g: Array, G: Array, c: HostArray, scale: float
 
 def check_overflow(xp: Any, updates: Sequence[Array]) -> None:
     """Raise if an update contains infinity: its gradients were finite, so it has overflowed."""
-    sums = stack_on_host(xp, [xp.sum(w) for w in updates])
-    for layer in np.flatnonzero(~np.isfinite(sums)):  # a sum of finite numbers may overflow too
-        if not bool(xp.all(xp.isfinite(updates[layer]))):
-            raise overflow(updates[layer].dtype)
+    sums = [xp.sum(w) for w in updates]
+    found = sums if xp is np else stack_on_host(xp, sums).tolist()
+    for total, w in zip(found, updates, strict=True):  # finite numbers may have an infinite sum
+        if not math.isfinite(total) and not bool(xp.all(xp.isfinite(w))):
+            raise overflow(w.dtype)

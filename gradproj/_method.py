@@ -60,7 +60,7 @@ class Solution:
         for name, dtype in _PER_LAYER:
             given = np.asarray(getattr(self, name), dtype=dtype)
             if given.shape != coefficients.shape[:-1]:
-                given = np.broadcast_to(given, coefficients.shape[:-1]).copy()
+                given = np.full(coefficients.shape[:-1], given)
             object.__setattr__(self, name, given)
 
     def __getitem__(self, layers: Any) -> Solution:

@@ -50,15 +50,14 @@ class AGEM(Method):
 
     def solve_layers(self, products: Products) -> Solution:
         T = max(products.h.shape[1], 1)
-        slope = products.h.sum(1) / T
-        square = products.C.sum((1, 2)) / T**2
-        # Where the old gradients cancel, the rounding of the products is all that is left of it.
-        rounding = products.tolerance * (products.lengths**2).sum(1) / T**2
+        slope, square = products.h.sum(1) / T, products.C.sum((1, 2)) / T**2
+        # Where the old gradients cancel, only the rounding of the products is left.
+        rounding = products.tolerance * np.trace(products.C, axis1=1, axis2=2) / T**2
         corrected = (slope < 0) & (square > rounding)
         step = np.divide(-slope, square, out=np.zeros_like(slope), where=corrected)
-        multiplier = np.where(corrected, np.maximum(step, self.strength), 0.0)
-        coefficients = np.broadcast_to(multiplier[:, None] / T, products.h.shape)
-        return Solution(coefficients, multiplier=multiplier, corrected=corrected)
+        multiplier = corrected * np.maximum(step, self.strength)
+        coefficients = np.repeat(multiplier[:, None] / T, products.h.shape[1], axis=1)
+        return Solution(coefficients, 0, multiplier, corrected)  # type: ignore[arg-type]
 
     def reduce(self, T: int) -> Reduction:
         return Reduction(np.full(T, 1 / T), self)

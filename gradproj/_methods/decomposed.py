@@ -16,6 +16,9 @@ from gradproj._reduction import Reduction
 
 Relaxation = Literal["pca", "first", "last"]
 
+# A divisor for rows of gradients that are all zero.
+_TINY = 1e-300
+
 
 @dataclass(frozen=True)
 class Decomposed(Method):
@@ -104,36 +107,33 @@ class Decomposed(Method):
             )
 
     def solve_layers(self, products: Products) -> Solution:
+        C, length, tolerance = products.C, products.lengths, products.tolerance
         layers, T = products.h.shape
         if T == 0:
             return Solution(products.h)
-        # In units of the longest old gradient. One factor for g and G leaves c as it is.
-        length = products.lengths
-        longest = length.max(1)
-        unit = np.where(longest > 0, longest, 1.0)
-        C = products.C / (unit**2)[:, None, None]
-        h, length = products.h / (unit**2)[:, None], length / unit[:, None]
-        # Two vectors are projected, g and ḡ: their coefficients and their products with the old
-        # gradients, side by side along the last axis.
-        start = np.zeros((layers, T, 2))
-        start[:, :, 1] = 1 / T
-        along = np.stack([h, C.mean(2)], axis=2)
-        basis = self._basis(C, length, products.tolerance)
-        ends, end_along = start, along
-        # Twice: the second pass removes what rounding left of a direction in the first.
-        for _ in range(2 if basis.shape[1] else 0):
-            ends = ends - basis.transpose(0, 2, 1) @ (basis @ end_along)
-            end_along = along + C @ (ends - start)
+        # Two vectors are projected, g and ḡ, side by side along the last axis: their coefficients,
+        # and their products with the old gradients.
+        ends, along = np.zeros((layers, T, 2)), np.empty((layers, T, 2))
+        ends[:, :, 1] = 1 / T
+        along[:, :, 0], along[:, :, 1] = products.h, C.mean(2)
+        basis, rank = self._basis(C, length, tolerance)
+        if basis.shape[1]:
+            across = basis.transpose(0, 2, 1)
+            basis_along = C @ across
+            # Twice: the second pass removes what rounding left of a direction in the first.
+            for _ in range(2):
+                part = basis @ along
+                ends -= across @ part
+                along -= basis_along @ part
         c, p = ends[:, :, 0], ends[:, :, 1]  # P g = g + cᵀG and P ḡ = pᵀG
         multiplier, corrected = np.zeros(layers), np.zeros(layers, bool)
         if self.shared:
             # Quadratic forms: an error of p or c changes them to second order only.
-            slope, square = (p[:, None, :] @ end_along)[:, 0].T  # ⟨P ḡ, P g⟩ and ‖P ḡ‖²
-            rounding = products.tolerance * ((p * length) ** 2).sum(1)
-            corrected = (slope < 0) & (square > rounding)
+            slope, square = (p[:, None, :] @ along)[:, 0].T  # ⟨P ḡ, P g⟩ and ‖P ḡ‖²
+            corrected = (slope < 0) & (square > tolerance * ((p * length) ** 2).sum(1))
             multiplier = np.divide(-slope, square, out=multiplier, where=corrected)
             c = c + multiplier[:, None] * p
-        return Solution(c + self.strength, basis.any(2).sum(1), multiplier, corrected)
+        return Solution(c + self.strength, rank, multiplier, corrected)
 
     def reduce(self, T: int) -> Reduction | None:
         if self._has_specific():
@@ -143,19 +143,19 @@ class Decomposed(Method):
     def _has_specific(self) -> bool:
         return self.specific and self.rank != 0
 
-    def _basis(self, C: HostArray, length: HostArray, tolerance: HostArray) -> HostArray:
-        """Return D (L, K, T) such that the rows of D G are the basis B, or zero."""
+    def _basis(
+        self, C: HostArray, length: HostArray, tolerance: HostArray
+    ) -> tuple[HostArray, npt.NDArray[np.int64]]:
+        """Return D (L, K, T) such that the rows of D G are the basis B or zero, and the rank."""
         layers, T = length.shape
         if not self._has_specific() or T == 1:
-            return np.zeros((layers, 0, T))
+            return np.zeros((layers, 0, T)), np.zeros(layers, np.int64)
         if self.relaxation == "pca":
-            if self.rank is None or (
-                isinstance(self.rank, int | np.integer) and self.rank >= T - 1
-            ):
-                return _orthonormal(_differences(length, range(T)), C, length, tolerance)
+            if self.rank is None or (self.rank >= 1 and self.rank >= T - 1):
+                return _orthonormal(_differences(length, slice(0, T)), C, length, tolerance)
             return self._principal(C, length, tolerance)
         count = T if self.rank is None else min(int(self.rank), T)
-        chosen = range(count) if self.relaxation == "first" else range(T - count, T)
+        chosen = slice(0, count) if self.relaxation == "first" else slice(T - count, T)
         rows = _differences(length, chosen)
         if count < T:
             # The span of ĝᵢ for the chosen tasks: one of them, and their differences.
@@ -163,8 +163,10 @@ class Decomposed(Method):
             rows = np.concatenate([centred[:, None], rows], axis=1)
         return _orthonormal(rows, C, length, tolerance)
 
-    def _principal(self, C: HostArray, length: HostArray, tolerance: HostArray) -> HostArray:
-        """Return D for the principal components of the task-specific gradients."""
+    def _principal(
+        self, C: HostArray, length: HostArray, tolerance: HostArray
+    ) -> tuple[HostArray, npt.NDArray[np.int64]]:
+        """Return D and the rank for the principal components of the task-specific gradients."""
         T = C.shape[-1]
         centre = np.eye(T) - 1 / T
         values, vectors = np.linalg.eigh(centre @ C @ centre)
@@ -176,44 +178,41 @@ class Decomposed(Method):
             kept &= before < self.rank * variance.sum(1, keepdims=True)
         else:
             kept[:, self.rank :] = False
-        return _divided(rows, values, kept)
+        return _unit(rows, values, kept)
 
 
-def _differences(length: HostArray, chosen: range) -> HostArray:
+def _differences(length: HostArray, chosen: slice) -> HostArray:
     """Return rows R such that the rows of R G are the chosen gradients minus the shortest of them.
 
     They span the same space as differences from the mean. But each is about as long as its own
-    gradient, so that a long gradient does not drown the short ones in rounding.
+    gradient, so that a long gradient does not drown the short ones in rounding. The row of the
+    shortest gradient is zero.
     """
-    layers, T = length.shape
-    shortest = _shortest(length, chosen)[:, None]
-    others = np.arange(chosen.start, chosen.stop - 1)
-    rows = np.eye(T)[others + (others >= shortest)]
-    rows[np.arange(layers)[:, None], np.arange(len(others)), shortest] = -1.0
+    single = np.eye(length.shape[1])
+    rows: HostArray = single[chosen] - single[_shortest(length, chosen)][:, None]
     return rows
 
 
-def _shortest(length: HostArray, chosen: range) -> npt.NDArray[np.int64]:
+def _shortest(length: HostArray, chosen: slice) -> npt.NDArray[np.int64]:
     """Return which of the chosen gradients is the shortest, for each layer."""
-    return length[:, chosen.start : chosen.stop].argmin(1) + chosen.start
+    return length[:, chosen].argmin(1) + chosen.start
 
 
 def _orthonormal(
     rows: HostArray, C: HostArray, length: HostArray, tolerance: HostArray
-) -> HostArray:
+) -> tuple[HostArray, npt.NDArray[np.int64]]:
     """Return D such that the rows of D G are an orthonormal basis of the span of `rows` @ G.
 
     Each row is divided by the length of its terms first. All products then have the same rounding
     error, however much the old gradients differ in length.
     """
-    terms = _terms(rows, length)
-    rows = _divided(rows, terms, terms > 0)
+    rows = rows / np.sqrt(np.maximum(_terms(rows, length), _TINY))[:, :, None]
     values, vectors = np.linalg.eigh(rows @ C @ rows.transpose(0, 2, 1))
     rows = vectors.transpose(0, 2, 1) @ rows
     # The eigenvalues themselves have an absolute error too.
     least = 16 * rows.shape[1] * np.finfo(np.float64).eps
     rounding = tolerance[:, None] * _terms(rows, length)
-    return _divided(rows, values, values > np.maximum(rounding, least))
+    return _unit(rows, values, values > np.maximum(rounding, least))
 
 
 def _terms(rows: HostArray, length: HostArray) -> HostArray:
@@ -222,7 +221,9 @@ def _terms(rows: HostArray, length: HostArray) -> HostArray:
     return found
 
 
-def _divided(rows: HostArray, squares: HostArray, kept: npt.NDArray[np.bool_]) -> HostArray:
-    """Divide each row by a length, given squared; set rows that are not kept to zero."""
-    scale = np.where(kept, 1 / np.sqrt(np.where(kept, squares, 1.0)), 0.0)
-    return scale[:, :, None] * rows
+def _unit(
+    rows: HostArray, squares: HostArray, kept: npt.NDArray[np.bool_]
+) -> tuple[HostArray, npt.NDArray[np.int64]]:
+    """Divide each row by its length and set those that are not kept to zero; count the others."""
+    scale = kept / np.sqrt(np.where(kept, squares, 1.0))
+    return scale[:, :, None] * rows, kept.sum(1)
