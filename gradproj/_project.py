@@ -269,7 +269,8 @@ def _project(
     ]
     if factors is not None:
         updates = [w / f for w, f in zip(updates, factors, strict=True)]
-    if not _surely_fits(solution, products, float(xp.finfo(new[0].dtype).max)):
+    largest = float(xp.finfo(new[0].dtype).max)
+    if factors is not None or not _surely_fits(solution, products, largest):
         check_overflow(xp, updates)
     if reduction is not None:
         solution = reduction.expand(solution)

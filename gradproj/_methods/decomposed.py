@@ -113,23 +113,20 @@ class Decomposed(Method):
             return Solution(products.h)
         # Two vectors are projected, g and ḡ, side by side along the last axis: their coefficients,
         # and their products with the old gradients.
-        ends, along = np.zeros((layers, T, 2)), np.empty((layers, T, 2))
-        ends[:, :, 1] = 1 / T
+        start, along = np.zeros((layers, T, 2)), np.empty((layers, T, 2))
+        start[:, :, 1] = 1 / T
         along[:, :, 0], along[:, :, 1] = products.h, C.mean(2)
+        ends, end_along = start, along
         basis, rank = self._basis(C, length, tolerance)
-        if basis.shape[1]:
-            across = basis.transpose(0, 2, 1)
-            basis_along = C @ across
-            # Twice: the second pass removes what rounding left of a direction in the first.
-            for _ in range(2):
-                part = basis @ along
-                ends -= across @ part
-                along -= basis_along @ part
+        # Twice: the second pass removes what rounding left of a direction in the first.
+        for _ in range(2 if basis.shape[1] else 0):
+            ends = ends - basis.transpose(0, 2, 1) @ (basis @ end_along)
+            end_along = along + C @ (ends - start)
         c, p = ends[:, :, 0], ends[:, :, 1]  # P g = g + cᵀG and P ḡ = pᵀG
         multiplier, corrected = np.zeros(layers), np.zeros(layers, bool)
         if self.shared:
             # Quadratic forms: an error of p or c changes them to second order only.
-            slope, square = (p[:, None, :] @ along)[:, 0].T  # ⟨P ḡ, P g⟩ and ‖P ḡ‖²
+            slope, square = (p[:, None, :] @ end_along)[:, 0].T  # ⟨P ḡ, P g⟩ and ‖P ḡ‖²
             corrected = (slope < 0) & (square > tolerance * ((p * length) ** 2).sum(1))
             multiplier = np.divide(-slope, square, out=multiplier, where=corrected)
             c = c + multiplier[:, None] * p
