@@ -307,12 +307,14 @@ def to_host(x: Array) -> HostArray:
 
 
 def stack_on_host(xp: Any, parts: Sequence[Array]) -> HostArray:
-    """Stack T-sized arrays and copy them to the host in one transfer."""
+    """Stack T-sized arrays and copy them to the host in one transfer; the result is writable."""
     if len(parts) == 1:
-        return to_host(parts[0])[None]
-    if isinstance(parts[0], np.ndarray | np.generic):
-        return np.stack(parts).astype(np.float64, copy=False)
-    return to_host(xp.stack(parts))
+        found = to_host(parts[0])[None]
+    elif isinstance(parts[0], np.ndarray | np.generic):
+        found = np.stack(parts).astype(np.float64, copy=False)
+    else:
+        found = to_host(xp.stack(parts))
+    return found if found.flags.writeable else found.copy()
 
 
 def from_host(x: HostArray, like: Array) -> Array:

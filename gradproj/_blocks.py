@@ -56,10 +56,10 @@ def gram_and_product(xp: Any, rows: Array, new: Array) -> tuple[Array, Array, Ar
     return _gram(rows), rows @ new, _dot(new, new)
 
 
-def _dot(a: HostArray, b: HostArray) -> HostArray:
+def _dot(a: HostArray, b: HostArray) -> Any:
     """Return a · b in float64 as the sum of short dot products in the vectors' own dtype."""
     end = len(a) // _DOT * _DOT
-    total: HostArray = np.float64(a[end:] @ b[end:])
+    total = np.float64(a[end:] @ b[end:])
     if end:
         short = np.vecdot(a[:end].reshape(-1, _DOT), b[:end].reshape(-1, _DOT))
         total = total + short.sum(dtype=np.float64)

@@ -91,7 +91,8 @@ def combine(
                 "c or scale contains NaN or infinity: check the inner products that it comes from"
             )
         where = None if out is None else enter({"g": g, "out": out}).arrays[1]
-        w = combined(pair.xp, *pair.arrays, coefficients, float(scale), precise, where)
+        new, old = pair.arrays
+        w = combined(pair.xp, new, old, coefficients, float(scale), precise, where)
         check_overflow(pair.xp, [w])
         return _left(pair.leave, w, where, out)
 
@@ -217,11 +218,12 @@ def _combined_by_numpy(
     w = np.empty_like(g) if out is None or out.dtype != g.dtype else out
     direct = w is not out and not wide
     factors = c if wide else c.astype(g.dtype)
-    for cut in cuts(np, *G.shape, WIDE_BLOCK) if wide else _cuts(g.shape[0]):
+    T, N = G.shape
+    for cut in cuts(np, T, N, WIDE_BLOCK) if wide else _cuts(N):
         rows, new = G[:, cut], g[cut]
         if wide:
             rows, new = rows.astype(np.float64), new.astype(np.float64)
-        if len(c) == 1:  # BLAS is slow for the product of a vector with a single row
+        if T == 1:  # BLAS is slow for the product of a vector with a single row
             part = np.multiply(rows[0], factors[0], out=w[cut] if direct else None)
         else:
             part = np.matmul(factors, rows, out=w[cut] if direct else None)

@@ -126,10 +126,7 @@ class Products:
     @property
     def finite(self) -> npt.NDArray[np.bool_]:
         """Whether no product contains NaN or infinity, () or (L,). `square` may be unknown."""
-        found: npt.NDArray[np.bool_] = np.isfinite(self.C).all((-2, -1)) & np.isfinite(self.h).all(
-            -1
-        )
-        return found
+        return np.asarray(np.isfinite(self.C).all((-2, -1)) & np.isfinite(self.h).all(-1))
 
 
 def _per_layer(name: str, value: npt.ArrayLike, h: HostArray) -> HostArray:
@@ -279,7 +276,7 @@ def measure_entered(
     narrow = g[0].dtype != xp.float64
     unsafe = _unsafe(C, square, _SAFE_32 if narrow else _SAFE_64)
     if narrow:
-        for layer in np.flatnonzero(unsafe):
+        for layer in np.flatnonzero(unsafe).tolist():
             if not wide[layer] and not _only_zeros(xp, g[layer], G[layer], C[layer], square[layer]):
                 wide[layer] = True
                 again = _measure(xp, g[layer], G[layer], True)
@@ -301,7 +298,7 @@ def fitting_factors(
     if g[0].dtype != xp.float64:  # squares of smaller dtypes always fit
         return None
     factors = [1.0] * len(g)
-    for layer in np.flatnonzero(unsafe):
+    for layer in np.flatnonzero(unsafe).tolist():
         sizes = [_largest(xp, x) for x in (g[layer], G[layer])]
         if all(np.isfinite(sizes)) and any(sizes):
             exponents = [math.frexp(size)[1] for size in sizes if size]
@@ -313,7 +310,8 @@ def fitting_factors(
 def _measure(xp: Any, g: Array, G: Array, wide: bool) -> tuple[Array, Array, Array]:
     """Return C, h and ‖g‖² of one layer, block by block."""
     total = None
-    for cut in cuts(xp, *G.shape, WIDE_BLOCK) if wide else cuts(xp, *G.shape):
+    T, N = G.shape
+    for cut in cuts(xp, T, N, WIDE_BLOCK) if wide else cuts(xp, T, N):
         rows, new = G[:, cut], g[cut]
         if wide:
             rows, new = widened(xp, rows), widened(xp, new)
@@ -329,7 +327,7 @@ def _unsafe(C: HostArray, square: HostArray, safe: tuple[float, float]) -> npt.N
     low, high = safe
     if sizes.min(initial=1.0) > low and sizes.max(initial=1.0) < high:  # false for NaN
         return np.zeros(len(C), bool)
-    return ~((sizes > low) & (sizes < high)).all(1)
+    return np.asarray(~((sizes > low) & (sizes < high)).all(1))
 
 
 def _only_zeros(xp: Any, g: Array, G: Array, C: HostArray, square: float) -> bool:

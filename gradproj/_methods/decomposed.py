@@ -192,7 +192,8 @@ def _differences(length: HostArray, chosen: slice) -> HostArray:
 
 def _shortest(length: HostArray, chosen: slice) -> npt.NDArray[np.int64]:
     """Return which of the chosen gradients is the shortest, for each layer."""
-    return length[:, chosen].argmin(1) + chosen.start
+    found: npt.NDArray[np.int64] = length[:, chosen].argmin(1) + chosen.start
+    return found
 
 
 def _orthonormal(
