@@ -41,6 +41,11 @@ def enter(arrays: Mapping[str, Array]) -> Entered:
     converted to float32 here, once. All other arrays are computed where and as they are.
     """
     names, values = list(arrays), list(arrays.values())
+    if _are_plain(names, values):
+        return Entered(np, values, _unchanged)
+    views = _numpy_views(values)
+    if views is not None and _are_plain(names, views):
+        return Entered(np, views, _to_torch)
     for name, x in arrays.items():
         _check_array(name, x, 2 if name[0].isupper() else 1)
     check_alike(names, values)
@@ -51,21 +56,57 @@ def enter(arrays: Mapping[str, Array]) -> Entered:
                 f"{name} has {x.shape[-1]} columns and {names[0]} has {N}: all arrays must "
                 "belong to the same N parameters"
             )
-    xp, dtype, leave = namespace(values[0]), values[0].dtype, _unchanged
+    xp, dtype = namespace(values[0]), values[0].dtype
+    leave: Callable[[Array], Array] = _unchanged
     half = bits(xp, dtype) == 16
     if half:
         values = [xp.astype(x, xp.float32) for x in values]
     if xp is np:
         inner = np
     elif compat.is_torch_array(values[0]) and values[0].device.type == "cpu":
-        # A lazily negated view would be handed over without its sign.
-        values = [x.resolve_neg().numpy() for x in values]
-        inner, leave = np, lambda w: xp.asarray(w, device="cpu")
+        # NumPy cannot read a lazily negated view.
+        values, inner, leave = [x.resolve_neg().numpy() for x in values], np, _to_torch
     else:
         inner = xp
     if half:
         return Entered(inner, values, lambda w: narrowed(xp, leave(w), dtype))
     return Entered(inner, values, leave)
+
+
+def _are_plain(names: Sequence[str], arrays: Sequence[Array]) -> bool:
+    """Whether the arrays are NumPy's, of one common dtype and of the right shapes.
+
+    They pass all checks below. A model has many small layers, for which the checks take as long as
+    the products.
+    """
+    first = arrays[0]
+    if type(first) is not np.ndarray or first.dtype not in _PLAIN or not first.ndim:
+        return False
+    dtype, N = first.dtype, first.shape[-1]
+    for name, x in zip(names, arrays, strict=True):
+        if type(x) is not np.ndarray or x.dtype is not dtype or x.shape[-1:] != (N,):
+            return False
+        if x.ndim != (2 if name[0].isupper() else 1):
+            return False
+    return True
+
+
+_PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def _numpy_views(arrays: Sequence[Array]) -> list[Array] | None:
+    """Return views of torch tensors, or None if NumPy cannot read the memory of one of them."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or any(type(x) is not torch.Tensor for x in arrays):
+        return None
+    try:
+        return [x.numpy() for x in arrays]
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _to_torch(w: Array) -> Array:
+    return sys.modules["torch"].asarray(w, device="cpu")
 
 
 def _unchanged(w: Array) -> Array:
