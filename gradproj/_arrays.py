@@ -265,8 +265,8 @@ def computing(x: Array) -> AbstractContextManager[object]:
       to form float32 products in TF32, with 10 bits of fraction.
     - Silence about overflow, which the results are checked for.
     """
-    if type(x) is np.ndarray:
-        return np.errstate(over="ignore", invalid="ignore")
+    if isinstance(x, np.ndarray) or (compat.is_torch_array(x) and x.device.type == "cpu"):
+        return np.errstate(over="ignore", invalid="ignore")  # NumPy does all the work
     return _computing(x)
 
 

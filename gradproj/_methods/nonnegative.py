@@ -15,6 +15,9 @@ _PATIENCE = 3
 # solution.
 _REFINEMENTS = 3
 
+# Sine of the angle between a unit gradient and the span of others above which it clearly differs.
+_CLEAR = 0.03
+
 
 def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostArray:
     r"""Minimise :math:`\tfrac12 u^\top A u + q^\top u` over :math:`u \ge 0`.
@@ -35,10 +38,20 @@ def nonnegative_quadratic(A: HostArray, q: HostArray, tolerance: float) -> HostA
     if scale == 0:
         return np.zeros_like(q)
     q = q / scale
+    if _is_clear(A):
+        return scale * _pivot(A, q, 10 * np.finfo(float).eps)
     values, vectors = np.linalg.eigh(A)
     least = max(tolerance / 10, 10 * np.finfo(float).eps) * values[-1]
     steady = vectors * np.maximum(values, least) @ vectors.T
     return scale * _refine(A, q, steady, _pivot(steady, q, least))
+
+
+def _is_clear(A: HostArray) -> bool:
+    """Whether no gradient is nearly in the span of those before it, so that no help is needed."""
+    try:
+        return bool(np.diagonal(np.linalg.cholesky(A)).min() > _CLEAR)
+    except np.linalg.LinAlgError:
+        return False
 
 
 def _pivot(A: HostArray, q: HostArray, least: float) -> HostArray:

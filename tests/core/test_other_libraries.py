@@ -151,7 +151,7 @@ def test_tf32_is_off_while_products_are_formed():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        with computing(torch.zeros(1)):
+        with computing(torch.zeros(1, device="meta")):
             assert torch.backends.cuda.matmul.fp32_precision == "ieee"
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
         assert torch.get_float32_matmul_precision() == "high"
