@@ -17,8 +17,8 @@ and :func:`solve`; :func:`kkt_residuals` judges any update.
 
 Arrays may come from NumPy, CuPy, torch, JAX, dpnp, dask, array-api-strict or any other library that
 follows the array API standard. Results have the library, dtype and device of the input. They are
-reproducible to the last bit with one BLAS thread; with several threads, sums may be rounded in
-another order (59 of 520 results differed in their last bits between one thread and two).
+reproducible to the last bit with one BLAS thread. With several threads, sums may be rounded in
+another order, which changes the last bits of some results.
 """
 
 from gradproj._basis import decompose, gram_schmidt, principal_components

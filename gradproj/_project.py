@@ -7,37 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from gradproj._arrays import (
-    Array,
-    Entered,
-    HostArray,
-    SameArray,
-    computing,
-    enter,
-    from_host,
-    to_host,
-    widened,
-)
-from gradproj._blocks import WIDE_BLOCK, cuts
+from gradproj._arrays import Array, Entered, HostArray, SameArray, computing, enter
 from gradproj._combine import check_overflow, combined
 from gradproj._method import Method, Solution, solve_checked
 from gradproj._methods.decomposed import Decomposed
 from gradproj._products import (
-    Measured,
     Products,
     check_finite,
     enter_layers,
     fitting_factors,
     measure_entered,
-    wide_layers,
 )
-from gradproj._reduction import Reduction
-
-# Where only the order of magnitude of the old gradients' lengths matters, they are estimated from
-# the first columns of every stride: a sixteenth of a long layer, all of a short one.
-_SAMPLE, _STRIDE = 1 << 10, 1 << 14
+from gradproj._sums import measure_old
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single answer to ==
@@ -250,13 +232,13 @@ def _project(
     new, old = ([layer.arrays[k] for layer in layers] for k in (0, 1))
     T = old[0].shape[0]
     reduction = method.reduce(T) if T else None
-    rows, (products, wide, unsafe) = _measured(xp, new, old, reduction, precise)
+    rows, (products, wide, unsafe) = measure_old(xp, new, old, reduction, precise)
     factors = None
     if unsafe.any():
         factors = fitting_factors(xp, new, old, unsafe)
         if factors is not None:
             new, old = ([x * f for x, f in zip(each, factors, strict=True)] for each in (new, old))
-            rows, (products, wide, _) = _measured(xp, new, old, reduction, precise)
+            rows, (products, wide, _) = measure_old(xp, new, old, reduction, precise)
         if reduction is not None and not products.finite.all():
             products = measure_entered(xp, new, old, wide).products  # to name the row
         check_finite(products, labels)
@@ -282,85 +264,3 @@ def _surely_fits(solution: Solution, products: Products, largest: float) -> bool
     bound = (np.abs(solution.coefficients) * products.lengths).sum(1)
     bound += np.abs(solution.scale) * np.sqrt(products.square)
     return bool(bound.max() < largest / 2)  # False for NaN
-
-
-def _measured(
-    xp: Any, new: list[Array], old: list[Array], reduction: Reduction | None, precise: bool
-) -> tuple[list[Array], Measured]:
-    """Measure each layer's old gradients, or the one combination that the method needs of them.
-
-    Returns
-    -------
-    rows : list of arrays (T, N_l) or (1, N_l)
-        What the coefficients will multiply. A combination is in float64 where float32 would lose
-        digits to cancellation.
-    measured : Measured
-        With products that are zero where only rounding is left of a combination.
-    """
-    wide = wide_layers(xp, new, precise)
-    if reduction is None:
-        return old, measure_entered(xp, new, old, wide)
-    weights, tasks = reduction.weights, reduction.tasks
-    if len(weights) != old[0].shape[0]:
-        raise ValueError(
-            f"reduce({old[0].shape[0]}) returned {len(weights)} weights: return one per old task"
-        )
-    if len(tasks) == 1 and weights[tasks[0]] == 1:
-        rows = [G_l[tasks[0] : tasks[0] + 1, :] for G_l in old]
-        return rows, measure_entered(xp, new, rows, wide)
-    sums = [_weighted_sum(xp, G_l, weights, each) for G_l, each in zip(old, wide, strict=True)]
-    rows, scales = [row for row, _ in sums], [scale for _, scale in sums]
-    measured = measure_entered(xp, new, rows, wide)
-    doubtful = reduction.doubtful(measured.products.C[:, 0, 0], scales)
-    if doubtful.any():
-        _sum_again(xp, new, old, reduction, np.flatnonzero(doubtful), rows, measured)
-    return rows, measured
-
-
-def _sum_again(
-    xp: Any,
-    new: list[Array],
-    old: list[Array],
-    reduction: Reduction,
-    layers: npt.NDArray[np.int64],
-    rows: list[Array],
-    measured: Measured,
-) -> None:
-    """Replace the sums of some layers, in place, by sums in float64, or by zero if they cancel."""
-    sums = [_weighted_sum(xp, old[layer], reduction.weights, True) for layer in layers]
-    found = measure_entered(
-        xp, [new[layer] for layer in layers], [row for row, _ in sums], [True] * len(sums)
-    ).products
-    epsilon = float(xp.finfo(new[0].dtype).eps)
-    zero = reduction.cancels(found.C[:, 0, 0], [scale for _, scale in sums], epsilon)
-    products, wide, unsafe = measured
-    for k, layer in enumerate(layers):
-        rows[layer], wide[layer], unsafe[layer] = sums[k][0], True, True
-        products.C[layer] = 0.0 if zero[k] else found.C[k]
-        products.h[layer] = 0.0 if zero[k] else found.h[k]
-        products.tolerance[layer] = found.tolerance[k]
-
-
-def _weighted_sum(xp: Any, G: Array, weights: HostArray, wide: bool) -> tuple[Array, float]:
-    """Return weights @ G as a row (1, N), and the lengths of its terms added up.
-
-    In float64 (`wide`) the lengths are exact. Otherwise they are estimated from a part of the
-    columns: an estimate 1,000 times too small would still reveal a sum that is only rounding.
-    """
-    T, N = G.shape
-    if not wide:
-        count = N // _STRIDE
-        blocks = xp.reshape(G[:, : count * _STRIDE], (T, count, _STRIDE))[:, :, :_SAMPLE]
-        rest = G[:, count * _STRIDE : min(count * _STRIDE + _SAMPLE, N)]
-        squares = to_host(xp.vecdot(blocks, blocks)).sum(1) + to_host(xp.vecdot(rest, rest))
-        seen = max(count * _SAMPLE + rest.shape[1], 1)
-        row = from_host(weights, G) @ G
-        return row[None, :], float(np.abs(weights) @ np.sqrt(squares * (N / seen)))
-    squares, parts = np.zeros(T), []
-    for cut in cuts(xp, T, N, WIDE_BLOCK):
-        block = widened(xp, G[:, cut])
-        here = np if isinstance(block, np.ndarray) else xp
-        parts.append(from_host(weights, block) @ block)
-        squares = squares + to_host(here.vecdot(block, block))
-    row = parts[0] if len(parts) == 1 else here.concat(parts)
-    return row[None, :], float(np.abs(weights) @ np.sqrt(squares))
