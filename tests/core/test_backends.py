@@ -124,7 +124,7 @@ def test_bfloat16():
 
 def test_torch_tensors_on_the_cpu_are_read_in_place(monkeypatch):
     torch = pytest.importorskip("torch")
-    import gradproj._project as project
+    import gradproj._sums as sums
 
     seen = []
 
@@ -132,8 +132,8 @@ def test_torch_tensors_on_the_cpu_are_read_in_place(monkeypatch):
         seen.extend([g[0].ctypes.data, G[0].ctypes.data, G[0].strides])
         return original(xp, g, G, *rest)
 
-    original = project.measure_entered
-    monkeypatch.setattr(project, "measure_entered", spy)
+    original = sums.measure_entered
+    monkeypatch.setattr(sums, "measure_entered", spy)
     buffer = torch.tensor(np.vstack([NEW, OLD]), dtype=torch.float32)
     gp.project(buffer[0, 2:], buffer[1:, 2:])
     assert seen == [buffer[0, 2:].data_ptr(), buffer[1:, 2:].data_ptr(), (44, 4)]
