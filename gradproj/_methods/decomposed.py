@@ -118,17 +118,20 @@ class Decomposed(Method):
         start, along = np.zeros((layers, T, 2)), np.empty((layers, T, 2))
         start[:, :, 1] = 1 / T
         along[:, :, 0], along[:, :, 1] = products.h, C.mean(2)
-        ends, end_along = start, along
+        ends = start
         basis, rank = self._basis(C, length, tolerance)
-        # Twice: the second pass removes what rounding left of a direction in the first.
-        for _ in range(2 if basis.shape[1] else 0):
-            ends = ends - basis.transpose(0, 2, 1) @ (basis @ end_along)
-            end_along = along + C @ (ends - start)
+        if basis.shape[1]:
+            across = basis.transpose(0, 2, 1)
+            ends = start - across @ (basis @ along)
+            # Once more, which removes what rounding left of a direction.
+            ends = ends - across @ (basis @ (along + C @ (ends - start)))
         c, p = ends[:, :, 0], ends[:, :, 1]  # P g = g + cᵀG and P ḡ = pᵀG
         multiplier, corrected = np.zeros(layers), np.zeros(layers, bool)
         if self.shared:
-            # Quadratic forms: an error of p or c changes them to second order only.
-            slope, square = (p[:, None, :] @ end_along)[:, 0].T  # ⟨P ḡ, P g⟩ and ‖P ḡ‖²
+            # ‖P ḡ‖² and ⟨P ḡ, P g⟩ from p itself: their rounding error then shrinks with p.
+            p_along = (C @ p[:, :, None])[:, :, 0]
+            square = (p * p_along).sum(1)
+            slope = (p * products.h + c * p_along).sum(1)
             corrected = (slope < 0) & (square > tolerance * ((p * length) ** 2).sum(1))
             multiplier = np.divide(-slope, square, out=multiplier, where=corrected)
             c = c + multiplier[:, None] * p

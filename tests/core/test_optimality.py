@@ -109,8 +109,11 @@ def test_decomposed_agrees_with_an_independent_solver(case):
 @given(case=zoo.gradients())
 def test_gem_agrees_with_an_independent_solver(case):
     g, G = case
-    w = gp.project(g, G, gp.GEM())
-    assert np.linalg.norm(w - gem_by_least_squares(g, G)) <= 1e-7 * np.linalg.norm(g)
+    w, other = gp.project(g, G, gp.GEM()), gem_by_least_squares(g, G)
+    # SciPy's solvers do not always find the optimum: then a constraint is violated.
+    length = np.where((norm := np.linalg.norm(G, axis=1)) > 0, norm, 1.0)
+    assume((G @ other / length).min() >= -1e-9 * np.linalg.norm(g))
+    assert np.linalg.norm(w - other) <= 1e-7 * np.linalg.norm(g)
 
 
 @pytest.mark.parametrize("condition", [1e3, 1e4, 1e5])
@@ -178,7 +181,7 @@ def test_float32_is_optimal_to_its_rounding(library, length, precise, case, rank
     inside = np.linalg.norm(shared - B.T @ (B @ shared))
     lengths = np.asarray([*sizes, inside])
     # Where float32 cannot tell a length from zero, there is no one answer to compare with.
-    clear = lengths > 5e-3 * longest
+    clear = lengths > 1e-2 * longest
     assume((clear | (lengths < 1e-7 * longest)).all())
     if not clear[-1]:
         shared = np.zeros_like(shared)
@@ -191,6 +194,19 @@ def test_float32_is_optimal_to_its_rounding(library, length, precise, case, rank
     residuals = gp.kkt_residuals(w.astype(float), g.astype(float), shared, B)
     once = precise or length == "short"
     assert residuals.worst <= (2e-6 if once else max(1e-5, 2e-6 * condition**2)), residuals
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_zero_task_beside_dependent_ones_leaves_nothing_to_correct(dtype):
+    # Every old gradient is then task-specific, and of ḡ only rounding is left outside of the basis.
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        G = rng.standard_normal((8, 6)) @ rng.standard_normal((6, 40)) * 1e-31
+        G = np.vstack([G, np.zeros(40)]).astype(dtype)
+        g = (1e30 * rng.standard_normal(40)).astype(dtype)
+        found = gp.project(g, G, full_output=True, precise=True)
+        assert found.rank == 6
+        assert not found.corrected
 
 
 def explicit_basis32(G: np.ndarray, rank: int | None) -> np.ndarray:
