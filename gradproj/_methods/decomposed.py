@@ -173,7 +173,8 @@ class Decomposed(Method):
         centre = np.eye(T) - 1 / T
         values, vectors = np.linalg.eigh(centre @ C @ centre)
         values, rows = values[:, ::-1], vectors[:, :, ::-1].transpose(0, 2, 1) @ centre
-        kept = values > tolerance[:, None] * _terms(rows, length)
+        least = _error(T) * (length**2).max(1, keepdims=True)
+        kept = values > np.maximum(tolerance[:, None] * _terms(rows, length), least)
         if isinstance(self.rank, float | np.floating):
             variance = np.where(kept, values, 0.0)
             before = np.cumsum(variance, axis=1) - variance
@@ -212,7 +213,7 @@ def _orthonormal(
     K = rows.shape[1]
     rows = rows / np.sqrt(np.maximum(_terms(rows, length), _TINY))[:, :, None]
     products = rows @ C @ rows.transpose(0, 2, 1)
-    least = 16 * K * np.finfo(np.float64).eps  # the error of the decompositions themselves
+    least = _error(K)
     try:
         # Gram–Schmidt by Cholesky, in a fifth of the time of eigenvectors. It is as good if no
         # direction is near the rounding error.
@@ -228,6 +229,11 @@ def _orthonormal(
         kept = values > np.maximum(rounding, least)
         basis[unclear], rank[unclear] = _unit(found, values, kept)
     return basis, rank
+
+
+def _error(size: int) -> float:
+    """Return the relative error of the decomposition of a matrix of that size."""
+    return 16 * size * float(np.finfo(np.float64).eps)
 
 
 def _terms(rows: HostArray, length: HostArray) -> HostArray:

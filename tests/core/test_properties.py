@@ -199,6 +199,16 @@ def test_equal_tasks_have_nothing_specific():
     assert result.rank == 0
 
 
+@pytest.mark.parametrize("rank", [None, 1, 2, 0.8])
+@pytest.mark.parametrize("T", [3, 4, 9])
+def test_equal_tasks_have_nothing_specific_whatever_the_rank(T, rank):
+    rng = np.random.default_rng(T)
+    for _ in range(50):
+        G = np.tile(rng.standard_normal(22), (T, 1))
+        found = gp.project(rng.standard_normal(22), G, gp.Decomposed(rank=rank), full_output=True)
+        assert found.rank == 0
+
+
 @pytest.mark.parametrize("T", [3, 7, 10])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_equal_tasks_decompose_into_exact_zeros(T, dtype):
