@@ -99,7 +99,7 @@ def gram_schmidt(
         xp, (rows,) = given.xp, given.arrays
         T, N = rows.shape
         left = xp.asarray(rows, copy=True)
-        basis = xp.zeros((0, N), dtype=rows.dtype, device=device(rows))
+        basis = xp.zeros_like(rows[:0, :])  # dask cannot make empty arrays of any width
         length = lengths(xp, left)
         if scale is None:
             scale = float(xp.max(length)) if T else 0.0
@@ -168,10 +168,11 @@ def principal_components(
         T, N = rows.shape
         made: SameArray
         if min(T, N) == 0:
-            made = given.leave(xp.zeros((0, N), dtype=rows.dtype, device=device(rows)))
+            made = given.leave(xp.zeros_like(rows[:0, :]))
             return made
         if compat.is_dask_array(rows):  # its SVD takes chunks along one axis only
-            rows = rows.rechunk({0: -1})
+            whole: Any = rows
+            rows = whole.rechunk({0: -1})
         _, values, directions = xp.linalg.svd(rows, full_matrices=False)
         if tolerance is None:
             tolerance = 10 * T * float(xp.finfo(rows.dtype).eps)
