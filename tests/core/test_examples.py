@@ -1,5 +1,6 @@
 """The user-defined methods in examples/, against computations on explicit vectors."""
 
+import doctest
 import json
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -116,6 +117,13 @@ def test_products_without_the_norm_of_g_are_refused(make):
 def test_options_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.numpy_only
+def test_the_examples_in_the_docstring():
+    result = doctest.testmod(more)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 # PCGrad -----------------------------------------------------------------------------------------
