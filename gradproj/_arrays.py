@@ -128,7 +128,8 @@ def _torch_memory(name: str, x: Array) -> Array:
 
 def _check_array(name: str, x: Array, dimensions: int) -> None:
     """Raise unless `x` is a dense array of real floating-point numbers with that many axes."""
-    if not compat.is_array_api_obj(x):
+    # numpy.matrix always has two axes; array-api-compat 1.12 and older take it for an array.
+    if not compat.is_array_api_obj(x) or isinstance(x, np.matrix):
         kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
         if kind.startswith(("scipy.sparse.", "cupyx.scipy.sparse.")):
             raise TypeError(f"{name} is a sparse array: pass {name}.toarray()")
@@ -196,7 +197,7 @@ def _check_form(name: str, x: Array) -> None:
             raise ValueError(
                 f"{name} has chunks of unknown size: call {name}.compute_chunk_sizes() first"
             )
-    elif not isinstance(x, np.ndarray) and not hasattr(x, "device"):
+    elif not isinstance(x, np.ndarray | np.generic) and not hasattr(x, "device"):
         # MLX: it lacks devices, `full_matrices` of svd and other parts of the standard.
         raise TypeError(
             f"{name} is from {library(x)}, whose arrays do not follow the array API standard: pass "

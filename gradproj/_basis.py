@@ -118,8 +118,8 @@ def gram_schmidt(
             b = b / rest
             b = b - (basis @ b) @ basis
             b = b / lengths(xp, b[None, :])[0]
-            basis = xp.concat([basis, b[None, :]])
-            left = left - (left @ b)[:, None] * b
+            basis = _evaluated(xp.concat([basis, b[None, :]]))
+            left = _evaluated(left - (left @ b)[:, None] * b)
             length = lengths(xp, left)
         made: SameArray = given.leave(basis)
         return made
@@ -183,6 +183,12 @@ def principal_components(
             k = sum(sum(variance[:j]) < k * sum(variance) for j in range(rank))
         made = given.leave(directions[: rank if k is None else min(k, rank), :])
         return made
+
+
+def _evaluated(x: Any) -> Any:
+    """Evaluate a dask array, so that later steps do not repeat all earlier ones."""
+    lazy = compat.is_dask_array(x)
+    return x.persist() if lazy else x
 
 
 def is_rank(k: object) -> bool:
