@@ -1,10 +1,13 @@
-"""A method of your own, beside those that are there: gradient surgery (PCGrad, Yu et al., 2020).
+"""A user-defined method: gradient surgery (PCGrad).
 
-In this folder:
+`Surgery` is the method for `gp.project` and for the torch adapter's `Projector`. `PCGrad` makes it
+a method of the experiments. Run it in this folder with
 
     gradproj run --benchmark permuted-digits --method own_method:PCGrad --seeds 0 1 2
 
-`Surgery` alone is what `gp.project` and the torch adapter's `Projector` take.
+References
+----------
+Yu et al., Gradient surgery for multi-task learning, NeurIPS 2020.
 """
 
 import numpy as np
@@ -14,24 +17,34 @@ from gradproj.experiments.projection import ProjectionLearner
 
 
 class Surgery(gp.Method):
-    """Take from the new gradient, task after task, what points against the old task's."""
+    r"""PCGrad: remove the conflict with each old task in turn.
 
-    def solve_layers(self, C, h, tolerance):
-        """Find c of w = g + cᵀG, for all layers at once, from C = G Gᵀ and h = G g."""
+    Starting from :math:`w = g`, one small problem is solved per old task i:
+
+    .. math:: w \leftarrow \arg\min_u \|u - w\|^2 \quad \text{s.t.} \quad g_i^\top u \ge 0
+
+    The closed form subtracts :math:`\min(g_i^\top w, 0) / \|g_i\|^2` times :math:`g_i`. A later
+    step may undo an earlier one, so only the last task is certain not to conflict. The paper
+    visits the tasks in random order; here it is the order of the rows.
+    """
+
+    def solve_layers(self, products):
+        """Return the coefficients c of w = g + cᵀG for all layers at once."""
+        C, h = products.C, products.h
         c = np.zeros_like(h)
         for task in range(h.shape[1]):
-            product = h[:, task] + (C[:, task] * c).sum(axis=1)  # ⟨w, g_task⟩ so far
+            product = h[:, task] + (C[:, task] * c).sum(axis=1)  # g_taskᵀ w
             square = C[:, task, task]
-            against = (product < 0) & (square > tolerance * C.max(axis=(1, 2)))  # not if it is 0
-            c[:, task] -= np.divide(product, square, out=np.zeros_like(square), where=against)
-        return gp.Solution(c)
+            conflicts = (product < 0) & (square > 0)
+            c[:, task] -= np.divide(product, square, out=np.zeros_like(square), where=conflicts)
+        return gp.Solution(c, corrected=(c != 0).any(axis=1))
 
 
 class PCGrad(ProjectionLearner):
-    """Train with it: the memory, the batches and the checkpoints are the projection methods'."""
+    """Train with gradient surgery; memory, batches and checkpoints come from the base class."""
 
     name = "pcgrad"
 
     def projection(self):
-        """Return what the projector solves."""
+        """Return the method that the projector solves."""
         return Surgery()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -64,8 +65,8 @@ def enter(arrays: Mapping[str, Array]) -> Entered:
     if xp is np:
         inner = np
     elif compat.is_torch_array(values[0]) and values[0].device.type == "cpu":
-        # NumPy cannot read a lazily negated view.
-        values, inner, leave = [x.resolve_neg().numpy() for x in values], np, _to_torch
+        values = [_torch_memory(name, x) for name, x in zip(names, values, strict=True)]
+        inner, leave = np, _to_torch
     else:
         inner = xp
     if half:
@@ -113,10 +114,25 @@ def _unchanged(w: Array) -> Array:
     return w
 
 
+def _torch_memory(name: str, x: Array) -> Array:
+    """Return a NumPy view of a tensor on the CPU."""
+    try:
+        # NumPy cannot read a lazily negated view.
+        return x.resolve_neg().numpy()
+    except RuntimeError as error:
+        raise TypeError(
+            f"{name} has no memory of its own that can be read ({error}): pass plain tensors, and "
+            "call gradproj outside of torch.vmap, torch.export and other transformations"
+        ) from error
+
+
 def _check_array(name: str, x: Array, dimensions: int) -> None:
     """Raise unless `x` is a dense array of real floating-point numbers with that many axes."""
-    if not compat.is_array_api_obj(x):
+    # numpy.matrix always has two axes; array-api-compat 1.12 and older take it for an array.
+    if not compat.is_array_api_obj(x) or isinstance(x, np.matrix):
         kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+        if kind.startswith(("scipy.sparse.", "cupyx.scipy.sparse.")):
+            raise TypeError(f"{name} is a sparse array: pass {name}.toarray()")
         raise TypeError(
             f"{name} is a {kind}: pass an array of an array-API library (NumPy, CuPy, torch, …), "
             f"for example numpy.asarray({name})"
@@ -126,7 +142,8 @@ def _check_array(name: str, x: Array, dimensions: int) -> None:
     if bits(namespace(x), x.dtype) not in (16, 32, 64):
         raise TypeError(
             f"{name} has dtype {x.dtype}: gradients must be real floating-point numbers of 16, 32 "
-            f"or 64 bits that {library(x)} can compute with; convert it first"
+            f"or 64 bits that {library(x)} can compute with; convert it first, for example to "
+            "float32"
         )
     if not getattr(x.dtype, "isnative", True):
         raise TypeError(
@@ -145,6 +162,8 @@ def _check_form(name: str, x: Array) -> None:
     if compat.is_torch_array(x):
         if str(x.layout) != "torch.strided":
             raise TypeError(f"{name} has layout {x.layout}: pass {name}.to_dense()")
+        if x.is_nested:
+            raise TypeError(f"{name} is a nested tensor: pass one dense tensor")
         if x.is_meta:
             raise ValueError(f"{name} is on the meta device and has no values: load it first")
         if x.requires_grad:
@@ -155,11 +174,34 @@ def _check_form(name: str, x: Array) -> None:
         raise TypeError(
             f"{name} is an ndonnx array, which may have no values yet: pass {name}.unwrap_numpy()"
         )
-    elif compat.is_jax_array(x) and isinstance(x, sys.modules["jax"].core.Tracer):
+    elif compat.is_jax_array(x):
+        if isinstance(x, sys.modules["jax"].core.Tracer):
+            raise TypeError(
+                f"{name} is traced by JAX (jit, vmap or grad) and has no values yet, but the "
+                "T-sized problem is solved on the host: call gradproj outside of the "
+                "transformation, or through jax.pure_callback"
+            )
+        if x.is_deleted():
+            raise ValueError(
+                f"{name} has been deleted: it was probably donated to a jitted function "
+                "(donate_argnums), so pass a copy that was not"
+            )
+    elif compat.is_dask_array(x):
+        chunk = type(x._meta)
+        if not (chunk is np.ndarray or compat.is_cupy_array(x._meta)):
+            raise TypeError(
+                f"{name} is a dask array of {chunk.__module__}.{chunk.__qualname__} chunks: its "
+                "chunks must be dense NumPy or CuPy arrays"
+            )
+        if any(math.isnan(size) for size in x.shape):
+            raise ValueError(
+                f"{name} has chunks of unknown size: call {name}.compute_chunk_sizes() first"
+            )
+    elif not isinstance(x, np.ndarray | np.generic) and not hasattr(x, "device"):
+        # MLX: it lacks devices, `full_matrices` of svd and other parts of the standard.
         raise TypeError(
-            f"{name} is traced by JAX (jit, vmap or grad) and has no values yet, but the T-sized "
-            "problem is solved on the host: call gradproj outside of the transformation, or "
-            "through jax.pure_callback"
+            f"{name} is from {library(x)}, whose arrays do not follow the array API standard: pass "
+            f"numpy.asarray({name})"
         )
 
 
@@ -169,8 +211,8 @@ def check_alike(names: Sequence[str], arrays: Sequence[Array]) -> None:
     for name, x in zip(names[1:], arrays[1:], strict=True):
         if namespace(x) is not namespace(first):
             raise TypeError(
-                f"{names[0]} is a {library(first)} array and {name} is a {library(x)} array: "
-                "pass arrays of one library"
+                f"{names[0]} is {_article(library(first))} {library(first)} array and {name} is "
+                f"{_article(library(x))} {library(x)} array: pass arrays of one library"
             )
         if device(first) != device(x):
             raise ValueError(
@@ -203,8 +245,16 @@ def namespace(x: Array) -> Any:
 
 
 def library(x: Array) -> str:
-    """Return the name of the array's library, for messages."""
-    return type(x).__module__.partition(".")[0].removesuffix("lib")
+    """Return the name of the array's library, for messages.
+
+    It is that of the namespace: a subclass of an array may be defined anywhere.
+    """
+    name: str = namespace(x).__name__
+    return name.removeprefix("array_api_compat.").partition(".")[0]
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
 
 
 @cache
@@ -215,8 +265,10 @@ def bits(xp: Any, dtype: Any) -> int:
             return int(xp.finfo(dtype).bits)
     except (TypeError, ValueError):  # a dtype of another package
         pass
-    # CuPy computes with the bfloat16 of ml_dtypes, which its `isdtype` does not list.
-    return 16 if compat.is_cupy_namespace(xp) and str(dtype) == "bfloat16" else 0
+    # NumPy and CuPy convert the bfloat16 of ml_dtypes, which their `isdtype` does not list. JAX
+    # users have such NumPy arrays, from numpy.asarray.
+    known = xp is np or compat.is_cupy_namespace(xp)
+    return 16 if known and str(dtype) == "bfloat16" else 0
 
 
 def narrowed(xp: Any, w: Array, dtype: Any) -> Array:

@@ -99,7 +99,7 @@ def gram_schmidt(
         xp, (rows,) = given.xp, given.arrays
         T, N = rows.shape
         left = xp.asarray(rows, copy=True)
-        basis = xp.zeros((0, N), dtype=rows.dtype, device=device(rows))
+        basis = xp.zeros_like(rows[:0, :])  # dask cannot make empty arrays of any width
         length = lengths(xp, left)
         if scale is None:
             scale = float(xp.max(length)) if T else 0.0
@@ -118,8 +118,8 @@ def gram_schmidt(
             b = b / rest
             b = b - (basis @ b) @ basis
             b = b / lengths(xp, b[None, :])[0]
-            basis = xp.concat([basis, b[None, :]])
-            left = left - (left @ b)[:, None] * b
+            basis = _evaluated(xp.concat([basis, b[None, :]]))
+            left = _evaluated(left - (left @ b)[:, None] * b)
             length = lengths(xp, left)
         made: SameArray = given.leave(basis)
         return made
@@ -168,10 +168,11 @@ def principal_components(
         T, N = rows.shape
         made: SameArray
         if min(T, N) == 0:
-            made = given.leave(xp.zeros((0, N), dtype=rows.dtype, device=device(rows)))
+            made = given.leave(xp.zeros_like(rows[:0, :]))
             return made
         if compat.is_dask_array(rows):  # its SVD takes chunks along one axis only
-            rows = rows.rechunk({0: -1})
+            whole: Any = rows
+            rows = whole.rechunk({0: -1})
         _, values, directions = xp.linalg.svd(rows, full_matrices=False)
         if tolerance is None:
             tolerance = 10 * T * float(xp.finfo(rows.dtype).eps)
@@ -182,6 +183,12 @@ def principal_components(
             k = sum(sum(variance[:j]) < k * sum(variance) for j in range(rank))
         made = given.leave(directions[: rank if k is None else min(k, rank), :])
         return made
+
+
+def _evaluated(x: Any) -> Any:
+    """Evaluate a dask array, so that later steps do not repeat all earlier ones."""
+    lazy = compat.is_dask_array(x)
+    return x.persist() if lazy else x
 
 
 def is_rank(k: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import array_api_compat as compat
 import numpy as np
 import numpy.typing as npt
 
@@ -82,13 +83,8 @@ def _weighted_sum(xp: Any, G: Array, weights: HostArray, wide: bool) -> tuple[Ar
     """
     T, N = G.shape
     if not wide:
-        count = N // _STRIDE
-        blocks = xp.reshape(G[:, : count * _STRIDE], (T, count, _STRIDE))[:, :, :_SAMPLE]
-        rest = G[:, count * _STRIDE : min(count * _STRIDE + _SAMPLE, N)]
-        squares = to_host(xp.vecdot(blocks, blocks)).sum(1) + to_host(xp.vecdot(rest, rest))
-        seen = max(count * _SAMPLE + rest.shape[1], 1)
         row = from_host(weights, G) @ G
-        return row[None, :], float(np.abs(weights) @ np.sqrt(squares * (N / seen)))
+        return row[None, :], float(np.abs(weights) @ np.sqrt(_estimated_squares(xp, G)))
     squares, parts = np.zeros(T), []
     for cut in cuts(xp, T, N, WIDE_BLOCK):
         block = widened(xp, G[:, cut])
@@ -97,3 +93,16 @@ def _weighted_sum(xp: Any, G: Array, weights: HostArray, wide: bool) -> tuple[Ar
         squares = squares + to_host(here.vecdot(block, block))
     row = parts[0] if len(parts) == 1 else here.concat(parts)
     return row[None, :], float(np.abs(weights) @ np.sqrt(squares))
+
+
+def _estimated_squares(xp: Any, G: Array) -> HostArray:
+    """Return the squared length of each row, estimated from a part of the columns."""
+    T, N = G.shape
+    if compat.is_dask_array(G):  # it cannot reshape chunks of unequal size
+        return to_host(xp.vecdot(G, G))
+    count = N // _STRIDE
+    blocks = xp.reshape(G[:, : count * _STRIDE], (T, count, _STRIDE))[:, :, :_SAMPLE]
+    rest = G[:, count * _STRIDE : min(count * _STRIDE + _SAMPLE, N)]
+    squares: HostArray = to_host(xp.vecdot(blocks, blocks)).sum(1) + to_host(xp.vecdot(rest, rest))
+    squares *= N / max(count * _SAMPLE + rest.shape[1], 1)
+    return squares

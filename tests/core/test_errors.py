@@ -48,7 +48,7 @@ def test_wrong_arrays(new, old, error, message):
 @pytest.mark.numpy_only
 def test_mixed_libraries():
     strict = pytest.importorskip("array_api_strict")
-    with pytest.raises(TypeError, match="g is a numpy array and G is a array_api_strict array: "):
+    with pytest.raises(TypeError, match="g is a numpy array and G is an array_api_strict array: "):
         gp.project(g, strict.asarray(G))
 
 
@@ -76,10 +76,8 @@ def test_tensors_without_dense_numbers():
 
 def test_a_dtype_that_numpy_has_from_elsewhere():
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
-    with pytest.raises(
-        TypeError, match="g has dtype bfloat16: gradients must be real floating-point"
-    ):
-        gp.project(g.astype(ml_dtypes.bfloat16), G)
+    with pytest.raises(TypeError, match=r"g has dtype float8_e4m3fn: .* for example to float32"):
+        gp.project(g.astype(ml_dtypes.float8_e4m3fn), G)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
