@@ -2,9 +2,8 @@
 
     python examples/digits.py [sgd | adam | adamw]
 
-The digits are real handwriting and ship with scikit-learn. Momentum and Adam's scaling act
-after the projection: w does not conflict with the old tasks, the step made of it may, a little.
-On data so easy the memory strength alone comes as far; the constraints alone keep about a third.
+The digits are real handwriting and ship with scikit-learn. Momentum and Adam act after the
+projection, so that a step may still conflict with the old tasks a little.
 """
 
 import sys
@@ -40,6 +39,7 @@ def train(x, y, optimizer_name, remember, epochs=5, seed=0):
         for _ in range(epochs):
             for batch in mine[torch.randperm(len(mine))].split(10):
                 old = [memory.sample(t, 20) for t in memory.tasks] if remember else []
+                optimizer.zero_grad()
                 projector.backward_batches(loss, (x[batch], y[batch]), old)
                 optimizer.step()
         memory.add(task, x[mine], y[mine])

@@ -60,6 +60,7 @@ def test_a_wrapped_network_gets_the_same_gradients(wrap):
     x = torch.randn(3, 6, 4)
     answers = []
     for each in (model, wrap(model)):
+        model.zero_grad()
         projector = Projector(each, layers="child")
         projector.backward_batches(
             lambda model, x: model(x).square().sum(), (x[0],), [(b,) for b in x[1:]]

@@ -1,7 +1,7 @@
-"""What an episodic memory keeps when it is full: one small function a policy.
+"""The policies of an episodic memory that is full, one small function per policy.
 
-A policy gets what is offered and answers with two index tensors of one length: `slots`, the places
-in the memory that are written, and `sources`, the offered samples that go there.
+A policy receives an `Offer` and returns two index tensors of one length: `slots`, the places in the
+memory that are written, and `sources`, the offered samples that go there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradproj.adapters.torch.selection import herd
+
 Placement = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Samples that come to one task's memory."""
+    """Samples that are offered to the memory of one task."""
 
     count: int  # samples offered
     size: int  # slots in use
@@ -45,7 +47,7 @@ def last(offer: Offer) -> Placement:
 
 
 def random(offer: Offer) -> Placement:
-    """Keep a random choice of what is there and what is offered, drawn anew at each call."""
+    """Keep a random choice of the stored and the offered samples, drawn again at each call."""
     everything = offer.size + offer.count
     order = torch.randperm(everything, generator=offer.generator, device="cpu")
     chosen = order[: offer.capacity]
@@ -56,7 +58,7 @@ def random(offer: Offer) -> Placement:
 
 
 def reservoir(offer: Offer) -> Placement:
-    """Keep a uniform choice of all that was ever offered (algorithm R)."""
+    """Keep a uniform choice of all samples ever offered (algorithm R)."""
     owner: dict[int, int] = {}
     for source in range(offer.count):
         place = offer.seen + source
@@ -90,8 +92,9 @@ def balanced(offer: Offer) -> Placement:
 def herding(offer: Offer) -> Tensor:
     """Keep, of each label, the samples whose running mean stays closest to the label's mean.
 
-    Unlike the others it puts what is stored in order too, so that the first k samples of a label
-    are always its best k: the answer is the indices, of stored then offered, in their new order.
+    Unlike the other policies it also orders the stored samples, so that the first k samples of a
+    label are always its best k. It returns the indices of stored, then offered samples in their
+    new order.
     """
     features = torch.nn.functional.normalize(offer.features().double(), dim=1)
     ranks = torch.empty(len(features), dtype=torch.long, device="cpu")
@@ -103,27 +106,6 @@ def herding(offer: Offer) -> Tensor:
             ranks[mine[herd(features[mine])]] = torch.arange(len(mine), device="cpu")
     # Best of every label first, then the second best, …: cutting anywhere is balanced.
     return torch.argsort(ranks, stable=True)[: offer.capacity]
-
-
-def herd(features: Tensor, count: int | None = None) -> Tensor:
-    """Order samples greedily, so that each prefix's mean is as near as can be to the mean.
-
-    With `count` the order ends there: the first samples are the same, in less time.
-
-    >>> herd(torch.tensor([[0.0], [4.0], [5.0]])).tolist()
-    [1, 0, 2]
-    """
-    mean = features.mean(0)
-    total = torch.zeros_like(mean)
-    left = torch.ones(len(features), dtype=torch.bool, device=features.device)
-    order = []
-    for k in range(1, len(features[:count]) + 1):
-        distance = ((total + features) / k - mean).square().sum(1)
-        best = int(torch.where(left, distance, torch.inf).argmin())
-        order.append(best)
-        left[best] = False
-        total += features[best]
-    return _indices(order)
 
 
 def _indices(numbers: Iterable[int]) -> Tensor:

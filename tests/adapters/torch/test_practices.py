@@ -145,7 +145,7 @@ def test_a_gradient_that_is_not_finite_names_its_layer(old):
         *(model(torch.randn(2, 4)).sum() for _ in range(old)),
     ]
     with pytest.raises(
-        gp.NotFiniteError, match="the gradients of layer '2' hold NaN or infinity; lower"
+        gp.NotFiniteError, match="the gradients of layer '2' contain NaN or infinity; lower"
     ):
         projector.backward(losses[0], losses[1:])
     projector.backward(model(torch.randn(2, 4)).sum())  # and the next step is clean

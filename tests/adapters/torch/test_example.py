@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the example's digits come with scikit-learn")
 
-PATH = Path(__file__).parents[2] / "examples" / "digits.py"
+PATH = Path(__file__).parents[3] / "examples" / "digits.py"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

@@ -25,6 +25,7 @@ class Training:
             draw = torch.Generator().manual_seed(step)
             x, y = torch.randn(5, 6, generator=draw), torch.randint(3, (5,), generator=draw)
             old = [self.memory.sample(task, 4) for task in self.memory.tasks]
+            self.optimizer.zero_grad()
             self.projector.backward_batches(lambda m, x, y: cross_entropy(m(x), y), (x, y), old)
             self.optimizer.step()
             self.memory.add(step // 5, x, y)
@@ -58,7 +59,7 @@ def test_the_draws_of_sgem_are_in_the_state():
 
 def test_a_state_of_something_else_is_refused():
     projector = Projector(mlp(2, 2), gp.GEM())
-    with pytest.raises(ValueError, match=r"state has \['generator'\] but GEM has no state"):
+    with pytest.raises(ValueError, match="but GEM has no state: load it into the method"):
         projector.load_state_dict(Projector(mlp(2, 2), gp.SGEM()).state_dict())
     with pytest.raises(ValueError, match=r"state has layers .* build the model and the projector"):
         projector.load_state_dict(Projector(mlp(2, 2, 2), gp.GEM()).state_dict())
@@ -75,6 +76,7 @@ def step(projector, tasks=3):
     """Make one projected step and return its gradients."""
     x = torch.randn(tasks + 1, 5, 6, generator=torch.Generator().manual_seed(tasks))
     model = projector.model
+    model.zero_grad()
     projector.backward(model(x[0]).square().sum(), (model(b).square().sum() for b in x[1:]))
     return [p.grad.clone() for p in model.parameters()]
 
@@ -106,10 +108,12 @@ def test_a_copy_has_a_buffer_of_its_own():
     step(other, tasks=2)
     for p, before in zip(original.model.parameters(), expected, strict=True):
         assert torch.equal(p.grad, before)
-    buffers = [each._recorder.gradients.blocks[0].rows for each in (original, other)]
-    assert buffers[0].untyped_storage().data_ptr() != buffers[1].untyped_storage().data_ptr()
-    for p in other.model.parameters():
-        assert p.grad.untyped_storage().data_ptr() == buffers[1].untyped_storage().data_ptr()
+    buffers = [
+        {p.grad.untyped_storage().data_ptr() for p in each.model.parameters()}
+        for each in (original, other)
+    ]
+    assert [len(each) for each in buffers] == [1, 1]
+    assert buffers[0] != buffers[1]
 
 
 def test_a_model_that_holds_its_projector_can_be_copied():

@@ -80,9 +80,9 @@ def test_bad_input():
         project_gradients([None], [[torch.ones(2)], [torch.ones(3)]])
     with pytest.raises(ValueError, match=r"old\[0\] has shapes \[None, \(3,\)\] and new \[None\]"):
         project_gradients([None], [[None, torch.ones(3)]])
-    with pytest.raises(TypeError, match="new is a Tensor; pass a list with one tensor a parameter"):
+    with pytest.raises(TypeError, match="new is a Tensor; pass a list with one tensor per par"):
         project_gradients(new[0], [new[0]])  # would be two layers of one number each
-    with pytest.raises(TypeError, match=r"old\[0\] is a Tensor; pass a list with one tensor a par"):
+    with pytest.raises(TypeError, match=r"old\[0\] is a Tensor; pass a list with one tensor per p"):
         project_gradients(new[:1], torch.ones(1, 1, 2))
     with pytest.raises(TypeError, match=r"old\[0\]\[1\] is a float; pass tensors, or None"):
         project_gradients(new, [[None, 1.0]])
