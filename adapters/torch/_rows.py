@@ -26,6 +26,7 @@ class Parts(NamedTuple):
 
     new: list[Any]  # (N_l,), arrays of the measuring library
     old: list[Any]  # (T, N_l)
+    wide: Tensor | None = None  # the memory of both, if it is not the rows themselves
 
 
 class Rows:
@@ -168,13 +169,38 @@ class Rows:
 
         They stay on the device, so that it is not waited for.
         """
-        return [block.lengths(_row(task)) for block in self.blocks]
+        row = _row(task)
+        return [b.lengths(b.rows[row] if b.landing is None else b.landing) for b in self.blocks]
 
     # Arithmetic ----------------------------------------------------------------------------------
 
     def parts(self, tasks: int) -> list[Parts]:
         """Return the layers of each block as arrays of the measuring library; nothing is copied."""
         return [block.parts(tasks) for block in self.blocks]
+
+    def chosen(self, task: int) -> list[Parts]:
+        """Return the parts of the new task and of one old task."""
+        return [block.cut(block.array, slice(task + 1, task + 2)) for block in self.blocks]
+
+    def summed(self, weights: Sequence[float]) -> tuple[list[Parts], list[list[Tensor]]]:
+        """Return the parts of the new task and of a weighted sum of the old ones, in float64.
+
+        Returns
+        -------
+        parts : list of Parts
+            Copies of the rows; `narrow` brings the first one back.
+        lengths : list of lists of tensors
+            As `lengths`, of each term of the sum.
+        """
+        parts = [block.summed_parts(weights) for block in self.blocks]
+        used = [task for task, weight in enumerate(weights) if weight]
+        return parts, [[b.lengths(b.rows[task + 1]) for b in self.blocks] for task in used]
+
+    def narrow(self, parts: Sequence[Parts]) -> None:
+        """Bring an update that was combined in a copy into the row of the new task."""
+        for block, part in zip(self.blocks, parts, strict=True):
+            if part.wide is not None:
+                block.rows[0].copy_(part.wide[0])
 
     def used(self, tasks: int, known: Sequence[bool]) -> list[bool]:
         """Return which parameters have a gradient that is not zero, or are `known` to have one."""
@@ -285,8 +311,8 @@ class _Memory:
                 p.grad = p.grad.clone()
         self.array, self._parts, self.views, self.grads = None, None, [], []
         work = torch.float32 if block.dtype in HALF else block.dtype
-        if summed and block.device.type != "mps":  # which has no float64
-            work = torch.float64
+        if summed:
+            work = _widest(block.device)
         self.rows = self.rows[:0]
         with torch.inference_mode(False):  # or they could not be written to in any other mode
             self.rows = torch.zeros((count, block.width), dtype=work, device=block.device)
@@ -354,20 +380,33 @@ class _Memory:
         else:
             self.rows[row].add_(self.landing, alpha=weight)
 
-    def lengths(self, row: int) -> Tensor:
-        """Return the length of each segment of the gradient that has landed, (1, segments)."""
-        source = self.rows[row] if self.landing is None else self.landing
-        cuts = [source[segment.columns] for segment in self.block.segments]
-        wide = torch.float64 if source.device.type != "mps" else torch.float32
-        return torch.stack(torch._foreach_norm(cuts, 2, wide))[None]
+    def lengths(self, row: Tensor) -> Tensor:
+        """Return the length of each segment of a row, (1, segments)."""
+        cuts = [row[segment.columns] for segment in self.block.segments]
+        return torch.stack(torch._foreach_norm(cuts, 2, _widest(row.device)))[None]
 
     def parts(self, tasks: int) -> Parts:
         """Return the layers of the first rows; the views are made once per number of tasks."""
         if self._parts is None or self._parts[0] != tasks:
-            rows, cuts = slice(1, tasks + 1), [segment.columns for segment in self.block.segments]
-            parts = Parts([self.array[0, c] for c in cuts], [self.array[rows, c] for c in cuts])
-            self._parts = tasks, parts
+            self._parts = tasks, self.cut(self.array, slice(1, tasks + 1))
         return self._parts[1]
+
+    def cut(self, array: Any, rows: slice, wide: Tensor | None = None) -> Parts:
+        """Cut the first row and some others into layers."""
+        cuts = [segment.columns for segment in self.block.segments]
+        return Parts([array[0, c] for c in cuts], [array[rows, c] for c in cuts], wide)
+
+    def summed_parts(self, weights: Sequence[float]) -> Parts:
+        """Return the new row and the weighted sum of the old rows as float64 copies."""
+        with torch.inference_mode(False):
+            wide = torch.zeros(
+                (2, self.block.width), dtype=_widest(self.block.device), device=self.block.device
+            )
+        wide[0] = self.rows[0]
+        for task, weight in enumerate(weights):
+            if weight:
+                wide[1].add_(self.rows[task + 1], alpha=weight)
+        return self.cut(as_array(wide, self.backend), slice(1, 2), wide)
 
     def put_aside(self, zeroed: Sequence[int] | None) -> Held:
         """Take every `.grad` away; `zeroed` are write counts of the zeroed first row."""
@@ -403,6 +442,11 @@ class _Memory:
                 return update.add_(before)
             # In place, as loss.backward() does, unless a graph needs the old value.
             return before.detach() + update if before.requires_grad else before.add_(update)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point dtype of a device: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _refuse_sparse(p: nn.Parameter, grad: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 import gradproj as gp
 from gradproj.adapters.torch._backends import on_torch_stream
 from gradproj.adapters.torch._processes import Processes
-from gradproj.adapters.torch._rows import Rows
+from gradproj.adapters.torch._rows import Parts, Rows
 
 HostArray = NDArray[np.float64]
 
@@ -43,12 +43,12 @@ class Solver:
         # are in no single process.
         return reduction if self.processes.mode is None else None
 
-    def measure(self, rows: Rows, tasks: int) -> gp.Products:
+    def measure(self, rows: Rows, parts: Sequence[Parts]) -> gp.Products:
         """Measure the inner products of each layer; raise NotFiniteError for NaN or infinity."""
         found = []
-        for block, parts in zip(rows.blocks, rows.parts(tasks), strict=True):
+        for block, part in zip(rows.blocks, parts, strict=True):
             with on_torch_stream(block.backend, block.block.device):
-                found.append(gp.measure_layers(parts.new, parts.old, check=False))
+                found.append(gp.measure_layers(part.new, part.old, check=False))
         products = found[0] if len(found) == 1 else _added(rows, found)
         products = self.processes.total(products, rows)
         finite = products.finite & np.isfinite(products.square)
@@ -78,17 +78,17 @@ class Solver:
             products.C[zero], products.h[zero] = 0.0, 0.0
         return reduction.method.solve(products)
 
-    def combine(self, rows: Rows, solution: gp.Solution) -> None:
+    def combine(self, rows: Rows, parts: Sequence[Parts], solution: gp.Solution) -> None:
         """Replace the new task's row by the update; raise NotFiniteError if it does not fit."""
-        every = rows.parts(solution.coefficients.shape[1])
         fits = True
-        for block, parts in zip(rows.blocks, every, strict=True):
+        for block, part in zip(rows.blocks, parts, strict=True):
             chosen = solution if len(rows.blocks) == 1 else solution[block.block.layers]
             with on_torch_stream(block.backend, block.block.device):
                 try:
-                    gp.combine_layers(parts.new, parts.old, chosen, out=parts.new)
+                    gp.combine_layers(part.new, part.old, chosen, out=part.new)
                 except gp.NotFiniteError:
                     fits = False
+        rows.narrow(parts)
         if not self.processes.agree(fits and rows.fits(), rows):
             raise gp.NotFiniteError(f"the update does not fit into the gradients' dtype; {ADVICE}")
 

@@ -124,21 +124,28 @@ class Step:
 
     def finish(self, overflow: Overflow) -> gp.Solution | None:
         """Leave the update in `.grad`; return the solution, or None for a step to be skipped."""
-        rows, solver, reduction, tasks = self.rows, self.solver, self.reduction, self.tasks()
+        rows, solver, tasks = self.rows, self.solver, self.tasks()
         if self._written:
             touched = rows.used(tasks, self._touched[None])
         else:
             touched = [any(column) for column in zip(*self._touched.values(), strict=True)]
         touched = solver.processes.share(rows, tasks, touched)
+        reduction, parts = self.reduction, rows.parts(tasks)
+        if reduction is None and (reduction := solver.begin(tasks)) is not None:
+            # The number of old tasks was not known before, so that each has a row of its own.
+            if is_choice(reduction):
+                parts = rows.chosen(reduction.tasks[0])
+            else:
+                parts, self._lengths = rows.summed(reduction.weights.tolist())
         solution: gp.Solution | None
         try:
-            products = solver.measure(rows, tasks)
+            products = solver.measure(rows, parts)
             scale = None
-            if self.summed and reduction is not None:
+            if reduction is not None and self._lengths:
                 weights = reduction.weights[reduction.tasks]
                 scale = added_lengths(rows, self._lengths, weights)
             solution = solver.solve(products, reduction, scale, rows.epsilon)
-            solver.combine(rows, solution)
+            solver.combine(rows, parts, solution)
         except gp.NotFiniteError:
             if overflow == "raise":
                 raise
