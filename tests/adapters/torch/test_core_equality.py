@@ -1,4 +1,4 @@
-"""Projector equals `gp.project_layers` on the same gradients, for every method and way to call it."""
+"""Projector equals `gp.project_layers` on the same gradients, for every method and way to call."""
 
 import numpy as np
 import pytest
