@@ -52,7 +52,7 @@ class Processes:
             f"there are {dist.get_world_size(self.group)} processes and distributed=None, so "
             "gradients are not averaged and the replicas drift apart, unless the losses go through "
             'a DistributedDataParallel model; pass distributed="average"',
-            stacklevel=4,
+            stacklevel=6,
         )
 
     @contextmanager

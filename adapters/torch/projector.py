@@ -14,6 +14,7 @@ from torch import distributed as dist
 import gradproj as gp
 from gradproj.adapters.torch import _arguments
 from gradproj.adapters.torch._arguments import Backend, Distributed, EngineName, Overflow
+from gradproj.adapters.torch._eager import eager
 from gradproj.adapters.torch._engines import LOOP, Batch, Evaluate, VectorizeError, choose
 from gradproj.adapters.torch._layout import Layout
 from gradproj.adapters.torch._processes import Processes
@@ -188,6 +189,7 @@ class Projector:
         """
         return self._rows.copied if self._rows is not None else 0
 
+    @eager
     def backward(
         self, new_loss: Loss, old_losses: Iterable[Loss] = (), *, retain_graph: bool = False
     ) -> Tensor:
@@ -223,6 +225,7 @@ class Projector:
             self.last = step.finish(self.overflow)
         return value
 
+    @eager
     def backward_batches(
         self, loss: Callable[..., Tensor], new: Batch, old: Iterable[Batch] = ()
     ) -> Tensor:
@@ -274,9 +277,10 @@ class Projector:
             self.last = step.finish(self.overflow)
         if refusal is not None:  # and not an error of the loss itself: the loop has worked
             self._wanted_engine = "loop"
-            warnings.warn(f'engine="auto": {refusal}; the loop is used from now on', stacklevel=2)
+            warnings.warn(f'engine="auto": {refusal}; the loop is used from now on', stacklevel=3)
         return value
 
+    @eager
     def zero_grad(self, task: int | None = None) -> None:
         """Point every ``.grad`` at a zeroed row of the buffer, so that nothing is copied later.
 
@@ -292,6 +296,7 @@ class Projector:
             rows.allocate(0)
             rows.attach(task)
 
+    @eager
     def store(self, task: int) -> None:
         """Take what is in ``.grad`` as the gradient of an old task.
 
@@ -318,6 +323,7 @@ class Projector:
         self._open = None
         self._user.free()
 
+    @eager
     def project(self) -> None:
         """Take what is in ``.grad`` as the new gradient, and replace it by the update.
 

@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -34,9 +35,30 @@ def test_no_tensor_outlives_its_use():
         for step in range(100):
             batch = torch.randint(200, (10,))
             old = [memory.sample(t, 4) for t in memory.tasks if t != step // 20]
+            optimizer.zero_grad()
             projector.backward_batches(loss, (x[batch], y[batch]), old)
             optimizer.step()
             memory.add(step // 20, x[batch], y[batch])
         counts.append(living_tensors())
     assert len(set(counts[1:])) == 1, counts
     assert all(each() is None for each in retired)
+
+
+@pytest.mark.parametrize("method", [gp.Decomposed(rank=3, strength=0.1), gp.AGEM()], ids=repr)
+def test_many_steps_do_not_grow(method):
+    resource = pytest.importorskip("resource", reason="this system cannot measure memory")
+    model = mlp(8, 8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    projector = Projector(model, method)
+    x, y = torch.randn(5, 6, 8), torch.randint(4, (5, 6))
+    new, *old = zip(x, y, strict=True)
+    sizes, counts = [], []
+    for step in range(2_000):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        projector.backward_batches(loss, new, old[: 1 + step % 4])
+        optimizer.step()
+        if step % 500 == 499:
+            counts.append(living_tensors())
+            sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # KiB on Linux
+    assert len(set(counts)) == 1, counts
+    assert sizes[-1] - sizes[0] < 4096, sizes
