@@ -48,4 +48,5 @@ class Ours(ProjectionLearner):
             rank=None if options.rank == "full" else options.rank,
             relaxation=options.relaxation,
             strength=options.strength,
+            replay="sum",
         )

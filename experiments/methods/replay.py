@@ -26,4 +26,6 @@ class Replay(ProjectionLearner):
 
     def projection(self) -> gp.Method:
         """Neither constraint, the replay term alone."""
-        return gp.Decomposed(shared=False, specific=False, strength=self.options.strength)
+        return gp.Decomposed(
+            shared=False, specific=False, strength=self.options.strength, replay="sum"
+        )

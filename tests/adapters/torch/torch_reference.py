@@ -30,7 +30,7 @@ def decomposed(new, old, strength=0.0):
     w = P @ new
     if mean @ w < 0 and mean @ P @ mean > 1e-6 * (mean @ mean):
         w = w - (mean @ w) / (mean @ P @ mean) * (P @ mean)
-    return w + strength * sum(old)
+    return w + strength * mean
 
 
 def projected(model, new, olds, layers="module", strength=0.0):
