@@ -13,7 +13,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import gradproj as gp
 from gradproj.adapters.torch import EpisodicMemory, Projector
 
 OPTIMIZERS = {
@@ -32,7 +31,7 @@ def train(x, y, optimizer_name, remember, epochs=5, seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-    projector = Projector(model, gp.Decomposed(rank=5, strength=0.5))
+    projector = Projector(model)
     memory = EpisodicMemory(per_task=64, policy="reservoir", seed=seed)
     for task, pair in enumerate(PAIRS):
         mine = torch.isin(y, torch.tensor(pair)).nonzero().flatten()

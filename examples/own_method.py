@@ -16,13 +16,14 @@ from gradproj.experiments.projection import ProjectionLearner
 class Surgery(gp.Method):
     """Take from the new gradient, task after task, what points against the old task's."""
 
-    def solve_layers(self, C, h, tolerance):
+    def solve_layers(self, products):
         """Find c of w = g + cᵀG, for all layers at once, from C = G Gᵀ and h = G g."""
+        C, h = products.C, products.h
         c = np.zeros_like(h)
         for task in range(h.shape[1]):
             product = h[:, task] + (C[:, task] * c).sum(axis=1)  # ⟨w, g_task⟩ so far
             square = C[:, task, task]
-            against = (product < 0) & (square > tolerance * C.max(axis=(1, 2)))  # not if it is 0
+            against = (product < 0) & (square > 0)
             c[:, task] -= np.divide(product, square, out=np.zeros_like(square), where=against)
         return gp.Solution(c)
 

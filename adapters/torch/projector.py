@@ -43,7 +43,10 @@ class Projector:
         parameter that the losses use but the model does not have gets the gradients of all losses,
         old and new.
     method : gradproj.Method
-        The problem that is solved: ``gp.Decomposed()``, ``gp.GEM()``, ``gp.AGEM()``, ``gp.SGEM()``.
+        The problem that is solved: :class:`gradproj.Decomposed`, :class:`gradproj.GEM`,
+        :class:`gradproj.AGEM`, :class:`gradproj.SGEM` or a user-defined method. The default
+        projects out five task-specific directions per layer and adds the mean of the old gradients
+        (``strength=1.0``), so that the old tasks are also trained. See the notes for its effect.
     layers : str, callable or list of groups of names
         ``"module"`` (weight and bias of a submodule together), ``"tensor"``, ``"child"`` (top-level
         children), ``"all"`` (one layer), a function from a parameter's name to its layer, or the
@@ -90,6 +93,23 @@ class Projector:
     ``optimizer.zero_grad()``, so that the optimizer skips it as usual. If a step raises an error,
     ``.grad`` is what it was before.
 
+    The default method was chosen on a stream of ten permutations of scikit-learn's digits: mean
+    accuracy in percent over seeds 10 to 14, 50 stored samples per task, one epoch, SGD.
+
+    ==========================================  =======  ======  ======
+    learning rate                                  0.03     0.1     0.3
+    ==========================================  =======  ======  ======
+    fine-tuning                                    36.8    38.8    37.9
+    ``gp.Decomposed()``, the paper's equations     46.4    47.7    39.3
+    ``gp.GEM()``                                   53.2    64.6    74.8
+    the default                                    62.9    77.0    81.3
+    its replay term alone                          60.8    77.0    81.9
+    the sum of the gradients, strength 0.5         68.6    78.8    82.7
+    ==========================================  =======  ======  ======
+
+    The replay term does most of the work. The sum is as good here, but its step grows with the
+    number of tasks: on 20 permutations of Fashion-MNIST it collapses at a learning rate of 0.1.
+
     What momentum, mixed precision and clipping mean here is described in
     :mod:`gradproj.adapters.torch`. A copied or pickled projector takes its model along, but no
     gradients: copy it between steps. One projector must not be used from two threads at once.
@@ -119,7 +139,7 @@ class Projector:
     def __init__(
         self,
         model: nn.Module,
-        method: gp.Method = gp.Decomposed(),  # noqa: B008 (frozen)
+        method: gp.Method = gp.Decomposed(rank=5, strength=1.0),  # noqa: B008 (frozen)
         layers: Layers = "module",
         *,
         backend: Backend = "auto",
