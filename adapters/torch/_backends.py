@@ -1,4 +1,4 @@
-"""Which array library measures the gradients, and how it gets at the buffer without a copy."""
+"""The array library that measures the gradients, and its access to the buffer without a copy."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 
 def choose_backend(wanted: str, device: torch.device) -> str:
-    """Return what "auto" comes to on a device; refuse what cannot read its memory.
+    """Return the library that "auto" means on a device; raise for one that cannot read its memory.
 
     >>> choose_backend("auto", torch.device("cpu"))
     'numpy'
@@ -29,9 +28,10 @@ def choose_backend(wanted: str, device: torch.device) -> str:
 
 
 def as_array(rows: Tensor, backend: str) -> Any:
-    """Hand rows to the array library without a copy (DLPack)."""
+    """Hand rows to the array library without a copy."""
     if backend == "numpy":
-        return np.from_dlpack(rows)
+        # Not np.from_dlpack: NumPy takes the memory of older torch versions (2.6) for read-only.
+        return rows.numpy()
     if backend == "cupy":
         import cupy
 

@@ -26,7 +26,7 @@ def eager(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         if "torch._dynamo" not in sys.modules:
             return method(*args, **kwargs)
         if not disabled:
-            disabled.append(torch.compiler.disable(method))
+            disabled.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)
 
     # What torch.compile looks at, and the sentence that it shows for fullgraph=True.

@@ -66,6 +66,7 @@ def test_numpy_reads_the_memory_that_autograd_writes(monkeypatch):
         assert np.shares_memory(g, weight.grad.numpy())
         assert G.ctypes.data == weight.grad.data_ptr() + 23 * 4  # the next row
         assert G.shape[0] == 2
+        assert g.flags.writeable
 
 
 def test_layers_are_ranges_of_columns_in_order():
