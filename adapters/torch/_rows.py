@@ -17,6 +17,9 @@ HALF = (torch.float16, torch.bfloat16)
 # Set on each tensor that holds an update, to the number of writes it had seen by then.
 _MARK = "_gradproj_update"
 
+# float32 squares outside this range are too close to overflow or to the subnormal numbers.
+_SAFE = 1e-24, 1e36
+
 Task = int | None  # None is the new task
 Held = list[Tensor | None]
 
@@ -383,6 +386,11 @@ class _Memory:
     def lengths(self, row: Tensor) -> Tensor:
         """Return the length of each segment of a row, (1, segments)."""
         cuts = [row[segment.columns] for segment in self.block.segments]
+        if row.device.type == "cpu" and row.dtype == torch.float32:
+            # Four times as fast as in float64, unless a square does not fit.
+            squares = [float(torch.dot(cut, cut)) for cut in cuts]
+            if all(_SAFE[0] < square < _SAFE[1] for square in squares):
+                return torch.tensor([squares], dtype=torch.float64, device="cpu").sqrt_()
         return torch.stack(torch._foreach_norm(cuts, 2, _widest(row.device)))[None]
 
     def parts(self, tasks: int) -> Parts:

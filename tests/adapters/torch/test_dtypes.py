@@ -16,7 +16,7 @@ def test_other_precisions(dtype):
     model = mlp(4, 5, 3).to(dtype)
     x = torch.randn(4, 6, 4, dtype=dtype)
     grads = [gradient(model, model(b).square().mean()) for b in x]
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.backward(model(x[0]).square().mean(), (model(b).square().mean() for b in x[1:]))
     assert all(p.grad.dtype == dtype for p in model.parameters())
     tolerance = 1e-10 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps
@@ -32,7 +32,7 @@ def test_one_layer_may_mix_precisions():
         return model[2](model[0](b.bfloat16()).relu().float()).square().mean()
 
     grads = [gradient(model, loss(b)) for b in x]
-    projector = Projector(model, layers="all")
+    projector = Projector(model, gp.Decomposed(), layers="all")
     projector.backward(lambda: loss(x[0]), (loss(b) for b in x[1:]))
     assert_grads_equal(model, projected(model, grads[0], grads[1:], "all"), rtol=0.02)
 
@@ -41,7 +41,7 @@ def test_one_layer_may_mix_precisions():
 def test_differences_beyond_the_precision_of_the_gradients_do_not_count(dtype, rank):
     model = nn.Linear(2000, 1, bias=False).to(dtype)
     G = torch.randn(2000, dtype=dtype) + 1e-5 * torch.randn(3, 2000, dtype=dtype)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.backward_batches(
         lambda model, x: (model.weight * x).sum(), (-G[0],), [(row,) for row in G]
     )
@@ -88,7 +88,7 @@ def test_gradients_of_another_dtype_are_refused():
     model = nn.Linear(2, 1, bias=False).bfloat16()
     model.weight.grad_dtype = torch.float32
     with pytest.raises(TypeError, match=r"its grad_dtype is torch\.float32; leave grad_dtype unc"):
-        Projector(model)
+        Projector(model, gp.Decomposed())
 
 
 # Mixed precision ---------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_mixed_precision_overflow_skips_the_step_and_lowers_the_scale(where):
 def test_autocast_passes_work():
     model = mlp(4, 5, 3)
     xs = torch.randn(3, 8, 4)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
 
     def loss(x):
         with torch.autocast("cpu", torch.bfloat16):

@@ -52,7 +52,7 @@ def test_old_gradients_next_to_nothing_do_not_overflow(method):
 
 def test_what_is_stored_is_out_of_reach():
     model, x = line(1.0, 0.0)
-    projector = Projector(model)
+    projector = Projector(model, gp.GEM())
     projector.zero_grad(task=0)
     run(model, [-1.0, 1.0])
     projector.store(0)

@@ -78,7 +78,7 @@ def test_weight_decay_leaves_untouched_parameters_alone():
     model = TwoHeads()
     before = model.spare.weight.detach().clone()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.backward(model(torch.randn(5, 4), 0).sum(), [model(torch.randn(5, 4), 1).sum()])
     optimizer.step()
     assert torch.equal(model.spare.weight, before)
@@ -88,7 +88,7 @@ def test_frozen_parameters_stay_out_and_may_thaw():
     model = mlp(4, 5, 3)
     model[0].requires_grad_(False)
     x = torch.randn(2, 6, 4)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     assert list(projector.layers) == ["2"]
     projector.backward(model(x[0]).sum(), [model(x[1]).square().sum()])
     assert model[0].weight.grad is None
@@ -105,7 +105,7 @@ def test_a_model_that_is_all_frozen_is_refused():
 
 def test_a_head_that_grows_between_steps():
     model = mlp(4, 5, 2)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     x = torch.randn(2, 6, 4)
     projector.backward(model(x[0]).sum(), [model(x[1]).square().sum()])
     model.zero_grad()
@@ -119,7 +119,7 @@ def test_a_head_that_grows_between_steps():
 
 def test_parameters_that_change_after_store_are_an_error():
     model = mlp(4, 2)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     model(torch.randn(3, 4)).sum().backward()
     projector.store(0)
     model[0].bias.requires_grad_(False)
@@ -135,7 +135,7 @@ def test_channels_last_and_transposed_parameters_keep_their_memory_order():
     model = model.to(memory_format=torch.channels_last)
     model[3].weight = nn.Parameter(model[3].weight.detach().t().contiguous().t())
     x = x.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, (3, 2))
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.backward(model(x[0]).square().sum(), (model(b).square().sum() for b in x[1:]))
     for p in model.parameters():
         assert p.grad.stride() == p.stride()
@@ -146,7 +146,7 @@ def test_channels_last_and_transposed_parameters_keep_their_memory_order():
 def test_memory_order_may_change_between_steps():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
     x = torch.randn(2, 3, 6, 6)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.backward(model(x).sum())
     model.to(memory_format=torch.channels_last)
     projector.backward(model(x).sum())
@@ -158,7 +158,7 @@ def test_gradients_that_are_not_contiguous_are_taken_by_store():
     weight, bias = model.parameters()
     expected = torch.randn(4, 3)
     weight.grad, bias.grad = expected.t(), torch.randn(6)[::2]
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.project()
     assert torch.equal(weight.grad, expected.t())
 
@@ -169,7 +169,7 @@ def test_sparse_gradients_are_refused():
     ):
         Projector(nn.Sequential(nn.Linear(2, 2), nn.Embedding(4, 3, sparse=True)))
     model = nn.Embedding(4, 3)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     model.weight.grad = torch.zeros(4, 3).to_sparse()
     with pytest.raises(TypeError, match=r"gradient of a parameter of shape .4, 3. is sparse"):
         projector.store(0)
@@ -189,18 +189,18 @@ def test_a_frozen_sparse_embedding_is_no_obstacle():
 
     model = Net()
     with pytest.raises(TypeError, match="words is a Embedding that makes sparse gradients"):
-        Projector(model)
+        Projector(model, gp.Decomposed())
     model.words.weight.requires_grad = False
-    Projector(model).backward(model(torch.tensor([1, 2])).sum())
+    Projector(model, gp.Decomposed()).backward(model(torch.tensor([1, 2])).sum())
     assert model.head.weight.grad is not None
 
 
 def test_complex_parameters_are_refused_unless_they_are_frozen():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64))
     with pytest.raises(TypeError, match=r"parameter '1.weight' is complex .torch.complex64. and"):
-        Projector(model)
+        Projector(model, gp.Decomposed())
     model[1].requires_grad_(False)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     model[1].requires_grad_(True)  # seen at the next step, as all that changes between steps
     with pytest.raises(TypeError, match=r"torch.view_as_real, or freeze it"):
         projector.backward(model[0](torch.ones(1, 2)).sum())
@@ -216,7 +216,7 @@ def test_exchanged_weights_are_let_go():
     numbers = np.ones((3, 3), np.float32)
     model.weight.data = torch.from_numpy(numbers)  # which keeps them alive
     kept, numbers = weakref.ref(numbers), None
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.backward(model(torch.ones(1, 3)).sum())
     model.weight.data = torch.zeros(3, 3)
     assert kept() is None

@@ -22,7 +22,7 @@ def test_batch_norm_uses_each_batch_and_moves_statistics_only_if_asked(moves):
     x = torch.randn(4, 8, 4) * torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
     reference = build()
     grads = [gradient(reference, reference(b).square().sum()) for b in x]
-    projector = Projector(model, running_statistics=moves)
+    projector = Projector(model, gp.Decomposed(), running_statistics=moves)
     projector.backward(lambda: model(x[0]).square().sum(), (model(b).square().sum() for b in x[1:]))
     assert_grads_equal(model, projected(model, grads[0], grads[1:]))
     for batch in (*x[1:], x[0]) if moves else x[:1]:  # old tasks first, the new one last
@@ -45,7 +45,7 @@ def test_statistics_cannot_be_kept_for_passes_already_made(form):
 def test_gradient_accumulation_equals_the_whole_batch():
     model = mlp(4, 5, 3)
     new, *old = torch.randn(4, 8, 4)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.backward(model(new).square().mean(), (model(x).square().mean() for x in old))
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     for task, x in enumerate(old):
@@ -64,7 +64,7 @@ def test_gradient_accumulation_equals_the_whole_batch():
 def test_clipping_after_is_torch_as_usual():
     model = mlp(4, 5, 3)
     x = torch.randn(3, 8, 4)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     projector.backward(model(x[0]).square().sum(), (model(b).square().sum() for b in x[1:]))
     nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     total = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
@@ -122,7 +122,7 @@ def test_clipping_before_uses_the_pieces():
         return {name: part / norm for name, part in g.items()}
 
     grads = [clipped(b) for b in x]
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     for task, batch in enumerate(x[1:]):
         projector.zero_grad(task)
         model(batch).square().sum().backward()
@@ -139,7 +139,7 @@ def test_clipping_before_uses_the_pieces():
 @pytest.mark.parametrize("old", [0, 2])
 def test_a_gradient_that_is_not_finite_names_its_layer(old):
     model = mlp(4, 5, 3)
-    projector = Projector(model)
+    projector = Projector(model, gp.Decomposed())
     losses = [
         model[2].bias.sum() * torch.nan,
         *(model(torch.randn(2, 4)).sum() for _ in range(old)),
@@ -172,6 +172,8 @@ def test_only_one_graph_is_alive():
         return Counted.apply(cross_entropy(model(x), torch.zeros(6, dtype=torch.long)))
 
     x = torch.randn(5, 6, 4)
-    Projector(model).backward(loss(x[0]), (loss(b) for b in x[1:]))
-    Projector(model).backward(lambda: loss(x[0]), [lambda b=b: loss(b) for b in x[1:]])
+    Projector(model, gp.Decomposed()).backward(loss(x[0]), (loss(b) for b in x[1:]))
+    Projector(model, gp.Decomposed()).backward(
+        lambda: loss(x[0]), [lambda b=b: loss(b) for b in x[1:]]
+    )
     assert (most[0], alive[0]) == (1, 0)
