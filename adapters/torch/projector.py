@@ -19,6 +19,7 @@ from gradproj.adapters.torch._engines import LOOP, Batch, Evaluate, VectorizeErr
 from gradproj.adapters.torch._layout import Layout
 from gradproj.adapters.torch._processes import Processes
 from gradproj.adapters.torch._rows import Rows
+from gradproj.adapters.torch._shards import reshard
 from gradproj.adapters.torch._solver import Solver
 from gradproj.adapters.torch._step import Step
 from gradproj.adapters.torch.layers import Layers
@@ -417,6 +418,9 @@ class Projector:
 
     def _sync(self) -> Rows:
         """Return the rows, laid out again if the model's parameters have changed."""
+        sharded = self._solver.processes.mode == "sharded"
+        if sharded:
+            reshard(self.model)
         if self._rows is not None and self._rows.layout.describes(self.model):
             return self._rows
         if self._user.lost or (self._open is not None and not self._open.empty):
@@ -425,7 +429,7 @@ class Projector:
                 "the model's parameters changed after store(), or the projector was copied; store "
                 "the old tasks' gradients again"
             )
-        sharded = self._solver.processes.mode == "sharded"
+        reshard(self.model)  # also where DTensors are refused
         layout = Layout.of(self.model, self._grouping, sharded=sharded)
         rows = Rows(layout, self._wanted_backend)
         if self._rows is not None:

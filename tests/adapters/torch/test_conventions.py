@@ -419,6 +419,21 @@ def test_the_dtype_may_change_between_steps(method):
             assert torch.equal(found, wanted)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_the_device_may_change_between_steps():
+    model = mlp(5, 6, 3)
+    projector = Projector(model, gp.GEM())
+    for device in ("cpu", "cuda", "cpu"):
+        model.to(device)
+        new, *old = ((x.to(device), y.to(device)) for x, y in batches(3))
+        expected = alone(model, gp.GEM(), new, old)
+        model.zero_grad()
+        projector.backward_batches(loss, new, old)
+        for found, wanted in zip(grads(model), expected, strict=True):
+            assert found.device.type == device
+            torch.testing.assert_close(found, wanted)
+
+
 def test_a_change_of_dtype_keeps_what_was_accumulated():
     model = mlp(5, 6, 3)
     new, *old = batches(2)

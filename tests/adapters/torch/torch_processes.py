@@ -157,22 +157,30 @@ def plain_shards(rank):
     return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
 
 
-def fully_sharded(rank):
+def fully_sharded(rank, run=callables):
     """FSDP2: parameters and gradients are DTensors."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     model = mlp(5, 6, 3)
     fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    model(data()[0])  # which leaves whole parameters until the next backward call
     for mode in (None, "average"):
         with pytest.raises(ValueError, match="is a DTensor, of which each process sees its own"):
             Projector(model, METHOD, distributed=mode)
-    new, *old = data()[:, rank * 4 : rank * 4 + 4]
-    projector = Projector(model, METHOD, distributed="sharded")
-    projector.backward(lambda: loss(model, new), (loss(model, x) for x in old))
+    new, *old = half(rank)
+    run(model, Projector(model, METHOD, distributed="sharded"), new, old)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.step()
     return [p.grad.full_tensor().clone() for p in model.parameters()]
+
+
+def fully_sharded_tensors(rank):
+    return fully_sharded(rank, tensors)
+
+
+def fully_sharded_batches(rank):
+    return fully_sharded(rank, as_batches)
 
 
 def blocks_only(rank):
@@ -255,8 +263,11 @@ EQUAL = [
     bucket_views,
     plain_shards,
     fully_sharded,
+    fully_sharded_tensors,
+    fully_sharded_batches,
     hybrid,
 ]
+REDUCE_SCATTER = (fully_sharded, fully_sharded_tensors, fully_sharded_batches, hybrid)
 OTHERS = [averaged_agem, drifting, blocks_only, replicated_dtensors, half_overflow, overflowed]
 
 
@@ -276,7 +287,7 @@ def work(rank, folder):
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD
     )
     try:
-        left_out = () if can_reduce_scatter() else (fully_sharded, hybrid)
+        left_out = () if can_reduce_scatter() else REDUCE_SCATTER
         jobs = [job for job in EQUAL + OTHERS if job not in left_out]
         answers = {job.__name__: job(rank) for job in jobs}
         torch.save(answers, f"{folder}/{rank}.pt")
