@@ -16,7 +16,7 @@ from gradproj.adapters.torch import _arguments
 from gradproj.adapters.torch._arguments import Backend, Distributed, EngineName, Overflow
 from gradproj.adapters.torch._eager import eager
 from gradproj.adapters.torch._engines import LOOP, Batch, Evaluate, VectorizeError, choose
-from gradproj.adapters.torch._layout import Layout
+from gradproj.adapters.torch._layout import Layout, replicas
 from gradproj.adapters.torch._processes import Processes
 from gradproj.adapters.torch._rows import Rows
 from gradproj.adapters.torch._shards import reshard
@@ -409,6 +409,9 @@ class Projector:
             rows = self._sync()
             self._solver.processes.warn(self.model)
             held = rows.put_aside()
+            if replicas(self.model) is not None:
+                # With gradient_as_bucket_view the next backward call writes to the old `.grad`.
+                held = [None if grad is None else grad.clone() for grad in held]
             try:
                 yield Step(rows, self._solver, tasks, held)
             except BaseException:

@@ -134,6 +134,19 @@ def bucket_views(rank):
     return replicated(rank, gradient_as_bucket_view=True)
 
 
+def bucket_views_accumulated(rank):
+    """The update is added to a plain gradient that lies in a bucket of the wrapper."""
+    inner = mlp(5, 6, 3)
+    model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=True)
+    new, *old = half(rank)
+    for _ in range(2):  # the buckets are rebuilt after the first step
+        model.zero_grad()
+        loss(model, old[0]).backward()
+    plain = grads(inner)
+    as_batches(model, Projector(model, METHOD), new, old)
+    return [total - g for total, g in zip(grads(inner), plain, strict=True)]
+
+
 def plain_shards(rank):
     """Every rank holds some rows of each parameter as tensors of its own."""
     full = mlp(5, 6, 3)
@@ -261,6 +274,7 @@ EQUAL = [
     replicated_tensors,
     replicated_batches,
     bucket_views,
+    bucket_views_accumulated,
     plain_shards,
     fully_sharded,
     fully_sharded_tensors,
