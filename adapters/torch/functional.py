@@ -34,7 +34,8 @@ def project_gradients(
     old : sequence of sequences of tensors
         Gradient of each old task, in the same order; None as in `new`.
     method : gradproj.Method
-        The problem that is solved for each layer.
+        The problem that is solved for each layer. The default is the paper's equations, as in
+        :func:`gradproj.project`; :class:`Projector` has another default.
     layers : sequence of sequences of int, optional
         Which tensors make a layer, by their positions, each in exactly one layer. By default each
         tensor is a layer of its own.

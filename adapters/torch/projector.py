@@ -455,11 +455,11 @@ class _User:
         self._thread: int | None = None
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> bool:
-        return self.lost
+    def __getstate__(self) -> dict[str, bool]:
+        return {"lost": self.lost}  # locks cannot be copied
 
-    def __setstate__(self, lost: bool) -> None:
-        self.__init__(lost)  # type: ignore[misc]
+    def __setstate__(self, state: dict[str, bool]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     @contextmanager
     def alone(self) -> Iterator[None]:
