@@ -50,7 +50,12 @@ def steps(model: nn.Module, shape: tuple[int, ...], tasks: int) -> dict[str, Cal
 
     def adapter(method: gp.Method, engine: str) -> Callable[[], object]:
         projector = Projector(model, method, engine=engine)
-        return lambda: projector.backward_batches(loss, new, old)
+
+        def step() -> None:
+            model.zero_grad()
+            projector.backward_batches(loss, new, old)
+
+        return step
 
     found: dict[str, Callable[[], object]] = {
         "bare": bare,

@@ -53,6 +53,7 @@ def train(cycles: int, tasks: int, steps: int) -> tuple[dict[int, list[float]], 
             batch = torch.randint(2000, (10,))
             start = time.process_time()
             old = [memory.sample(t, 10) for t in range(task)]
+            optimizer.zero_grad()
             projector.backward_batches(loss, (x[batch], y[batch]), old)
             optimizer.step()
             memory.add(task, x[batch], y[batch])

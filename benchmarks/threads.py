@@ -42,6 +42,10 @@ def measure(title: str, *, quick: bool) -> None:
             model.zero_grad()
             loss(model, *batch).backward()  # type: ignore[no-untyped-call]
 
+    def projected(new: tuple[torch.Tensor, ...], old: list[tuple[torch.Tensor, ...]]) -> None:
+        model.zero_grad()
+        projector.backward_batches(loss, new, old)
+
     table = Table(title, ("ratio", "spread", "bare", "step"), width=10)
     for tasks in (2,) if quick else (2, 10, 20, 32):
         new, *old = (
@@ -49,7 +53,7 @@ def measure(title: str, *, quick: bool) -> None:
         )
         functions = {
             "bare": partial(bare, [new, *old]),
-            "step": partial(projector.backward_batches, loss, new, old),
+            "step": partial(projected, new, old),
         }
         turns = in_turns(functions, 0.1 if quick else 1.0, least=3, clock=time.perf_counter)
         table.row(

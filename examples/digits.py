@@ -2,9 +2,8 @@
 
     python examples/digits.py [sgd | adam | adamw]
 
-The digits are real handwriting and ship with scikit-learn. Momentum and Adam's scaling act
-after the projection: w does not conflict with the old tasks, the step made of it may, a little.
-On data so easy the memory strength alone comes as far; the constraints alone keep about a third.
+The digits are real handwriting and ship with scikit-learn. Momentum and Adam act after the
+projection, so that a step may still conflict with the old tasks a little.
 """
 
 import sys
@@ -14,7 +13,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import gradproj as gp
 from gradproj.adapters.torch import EpisodicMemory, Projector
 
 OPTIMIZERS = {
@@ -33,13 +31,14 @@ def train(x, y, optimizer_name, remember, epochs=5, seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-    projector = Projector(model, gp.Decomposed(rank=5, strength=0.5))
+    projector = Projector(model)
     memory = EpisodicMemory(per_task=64, policy="reservoir", seed=seed)
     for task, pair in enumerate(PAIRS):
         mine = torch.isin(y, torch.tensor(pair)).nonzero().flatten()
         for _ in range(epochs):
             for batch in mine[torch.randperm(len(mine))].split(10):
                 old = [memory.sample(t, 20) for t in memory.tasks] if remember else []
+                optimizer.zero_grad()
                 projector.backward_batches(loss, (x[batch], y[batch]), old)
                 optimizer.step()
         memory.add(task, x[mine], y[mine])

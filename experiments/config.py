@@ -15,7 +15,8 @@ from gradproj.experiments.schema import ConfigError, check, ranged, to_plain
 __all__ = ["VERSION", "MemoryConfig", "RunConfig", "complete", "merge", "parse_overrides",
            "resolve"]  # fmt: skip
 
-VERSION = 1
+# 2: `ours` and `replay` have the option `replay`, and another default strength.
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
             f"version={version} was written by a newer gradproj; this one reads up to {VERSION}: "
             "update gradproj, or start the run afresh"
         )
-    values = dict(values)
+    values = upgrade(values)
     options = values.pop("options", {})
     config = check(RunConfig, values)
     learner = methods.find(config.method)
@@ -150,6 +151,25 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"options={options!r} must be a table of keys and values")
     checked = check(learner.Options, options, "options.")
     return RunConfig(**{**_shallow(config), "options": checked})
+
+
+def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Write out the defaults of an older version, so that a stored run keeps its meaning.
+
+    Examples
+    --------
+    >>> upgrade({"method": "ours", "version": 1})
+    {'method': 'ours', 'version': 2, 'options': {'strength': 0.0, 'replay': 'sum'}}
+    """
+    version, found = values.get("version", VERSION), dict(values)
+    if not isinstance(version, int) or isinstance(version, bool) or version >= VERSION:
+        return found
+    found["version"] = VERSION
+    options, strength = values.get("options", {}), {"ours": 0.0, "replay": 0.5}
+    if values.get("method") in strength and isinstance(options, Mapping):
+        defaults = {"strength": strength[values["method"]], "replay": "sum"}
+        found["options"] = {**defaults, **options}
+    return found
 
 
 def _check_names(config: RunConfig) -> None:

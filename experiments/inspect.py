@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradproj as gp
-from gradproj.adapters.torch.layers import Layers, group_parameters
-from gradproj.adapters.torch.statistics import kept
+from gradproj.adapters.torch import Layers, group_parameters, keep_running_statistics
 
 __all__ = ["Inspection", "LayerView", "measure", "short_run"]
 
@@ -193,7 +192,7 @@ def _gradients(
     model: nn.Module, loss: Loss, batch: Batch, named: dict[str, nn.Parameter]
 ) -> dict[str, Array]:
     trained = {name: p for name, p in named.items() if p.requires_grad}
-    with kept(model):
+    with keep_running_statistics(model):
         value = loss(model, *batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
 import gradproj as gp
-from gradproj.adapters.torch import EpisodicMemory, Projector
+from gradproj.adapters.torch import EpisodicMemory, Layers, Projector
 from gradproj.experiments import rng
 from gradproj.experiments.incremental.exemplars import Exemplars
 from gradproj.experiments.incremental.features import embed, require_network
@@ -23,7 +23,7 @@ __all__ = ["LayerNames", "ProjectionLearner", "layer_groups"]
 LayerNames = Literal["module", "tensor", "child", "five", "all"]
 
 
-def layer_groups(model: nn.Module, layers: str) -> str | list[list[str]]:
+def layer_groups(model: nn.Module, layers: LayerNames) -> Layers:
     """Translate "five" (groups of five consecutive tensors); the projector knows the others."""
     if layers != "five":
         return layers
@@ -48,7 +48,7 @@ class ProjectionLearner(Learner):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.memory = self._build_memory()
-        layers = getattr(self.options, "layers", "all")
+        layers: LayerNames = getattr(self.options, "layers", "all")
         # "auto": `observe` hands over a loss that stores nothing of the old tasks.
         self.projector = Projector(
             self.model, self.projection(), layers=layer_groups(self.model, layers), engine="auto"
@@ -89,6 +89,7 @@ class ProjectionLearner(Learner):
                 seen.append(value.detach())
             return value
 
+        self.optimizer.zero_grad()
         self.projector.backward_batches(loss, (images, y, self.mask(task)), olds)
         self.optimizer.step()
         if isinstance(self.memory, EpisodicMemory):
@@ -117,7 +118,8 @@ class ProjectionLearner(Learner):
     def _build_memory(self) -> EpisodicMemory | SubBuffers:
         memory, seed = self.config.memory, rng.derive(self.config.seed, "memory")
         if self.stream.scenario != "class":
-            return EpisodicMemory(memory.per_task, memory.policy, seed, self.setup.device)
+            policy = cast(Any, memory.policy)  # checked by the memory
+            return EpisodicMemory(memory.per_task, policy, seed, self.setup.device)
         require_network(self.model, self.config.network)
         budget = memory.budget(len(self.stream.tasks))
         exemplars = Exemplars(budget, memory.per_class, memory.policy, seed)

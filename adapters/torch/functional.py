@@ -1,4 +1,4 @@
-"""The projection as a function of lists of gradients, for people who hold them themselves."""
+"""The projection as a function of lists of gradients."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ def project_gradients(
 ) -> list[Gradient]:
     """Project a gradient given as a list of tensors, such as `torch.autograd.grad` returns.
 
-    For each layer it solves the method's problem, as :func:`gradproj.project_layers` does; the
-    inputs are left as they are. :class:`Projector` does the same without copying the gradients.
+    For each layer it solves the method's problem, as :func:`gradproj.project_layers` does. The
+    inputs are not changed. :class:`Projector` does the same without copying the gradients.
 
     Parameters
     ----------
     new : sequence of tensors
-        Gradient of the new task, one tensor a parameter; None stands for zero, as
+        Gradient of the new task, one tensor per parameter; None stands for zero, as
         ``autograd.grad(allow_unused=True)`` has it.
     old : sequence of sequences of tensors
         Gradient of each old task, in the same order; None as in `new`.
     method : gradproj.Method
-        What is solved.
+        The problem that is solved for each layer. The default is the paper's equations, as in
+        :func:`gradproj.project`; :class:`Projector` has another default.
     layers : sequence of sequences of int, optional
-        Which tensors make a layer, by their positions; every one in exactly one layer. Each tensor
-        by itself unless given.
+        Which tensors make a layer, by their positions, each in exactly one layer. By default each
+        tensor is a layer of its own.
 
     Returns
     -------
@@ -102,7 +103,7 @@ def _check_alike(new: Sequence[Tensor | None], old: Sequence[Sequence[Tensor | N
     first = None
     for name, gradients in names.items():
         if isinstance(gradients, Tensor):  # whose rows would pass for parameters
-            raise TypeError(f"{name} is a Tensor; pass a list with one tensor a parameter")
+            raise TypeError(f"{name} is a Tensor; pass a list with one tensor per parameter")
         for i, t in enumerate(gradients):
             if t is None:
                 continue

@@ -1,13 +1,15 @@
-"""Which parameters form a layer: names in, named groups of names out."""
+"""The grouping of parameters into layers, by their names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import groupby
+from typing import Literal
 
 from torch import nn
 
-Layers = str | Callable[[str], Hashable] | Sequence[Sequence[str]]
+LayerName = Literal["module", "tensor", "child", "all"]
+Layers = LayerName | Callable[[str], Hashable] | Sequence[Sequence[str]]
 
 NAMED: dict[str, Callable[[str], Hashable]] = {
     "module": lambda name: name.rpartition(".")[0] or name,

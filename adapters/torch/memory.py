@@ -1,4 +1,4 @@
-"""`EpisodicMemory`: a few samples of each task, as plain tensors."""
+"""`EpisodicMemory`: a few samples of each task, stored as plain tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
-from gradproj.adapters.torch import checks
-from gradproj.adapters.torch.policies import PLACING, Offer, herding
+from gradproj.adapters.torch import _arguments
+from gradproj.adapters.torch._arguments import Policy
+from gradproj.adapters.torch._policies import PLACING, Offer, herding
 
 Task = int | str
 
 LABELLED = ("balanced", "herding")  # policies that read the labels
-# What torch cannot read or write by index, and integers of as many bits that it can.
+# Dtypes that torch cannot read or write by index, and integers with as many bits that it can.
 BITS = {
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
@@ -31,20 +33,27 @@ class EpisodicMemory:
     Parameters
     ----------
     per_task : int
-        Samples kept of each task.
+        Number of samples kept per task.
     policy : {"last", "random", "reservoir", "balanced", "herding"}
-        What is kept when a task offers more: the latest (a ring); a random choice, drawn anew at
-        each `add`; a uniform choice of all that was ever offered; equally many of each label, the
-        first that came; of each label those whose mean is nearest to the label's mean. The last two
-        read the labels from the last tensor of a sample. Offer herding a whole task at once: it
-        sees nothing else.
+        Which samples are kept when a task offers more:
+
+        - "last": the latest ones (a ring).
+        - "random": a random choice, drawn again at each `add`.
+        - "reservoir": a uniform choice of all samples ever offered.
+        - "balanced": equally many of each label, the first that came.
+        - "herding": of each label those whose mean is nearest to the label's mean. Offer a whole
+          task at once, because herding sees nothing else.
+
+        The last two read the labels from the last tensor of a sample.
     seed : int
-        Seeds the one generator of all choices and batches.
+        Seed of the one generator of all choices and batches. In a worker process of a
+        ``DataLoader`` the generator starts from this seed and the worker's own seed, so that
+        workers draw different batches.
     device : device, optional
-        Where the samples are kept; where a task's first ones come from unless given.
+        Where the samples are kept; by default the device of a task's first samples.
     features : callable, optional
-        For herding: from the first tensor of the samples to their features (n, F). The numbers of
-        the samples themselves unless given.
+        For herding: maps the first tensor of the samples to their features (n, F). By default the
+        flattened samples themselves.
 
     Examples
     --------
@@ -54,28 +63,35 @@ class EpisodicMemory:
     >>> x, y = memory.sample(0, 10)
     >>> sorted(x.flatten().tolist()), len(memory), memory.tasks
     ([2.0, 3.0], 2, (0,))
+    >>> memory
+    EpisodicMemory(tasks=1, samples=2, per_task=2, policy='last')
     """
 
     def __init__(
         self,
         per_task: int = 256,
-        policy: str = "last",
+        policy: Policy = "last",
         seed: int = 0,
         device: torch.device | str | None = None,
         features: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        checks.count("per_task", per_task, "keep at least one sample a task")
-        if policy not in (*PLACING, "herding"):
-            known = ", ".join(repr(name) for name in (*PLACING, "herding"))
-            raise ValueError(f"policy={policy!r} is not known; use {known}")
-        self.per_task = int(per_task)  # torch.load refuses NumPy's
-        self.policy = policy
+        _arguments.count("per_task", per_task, "keep at least one sample per task")
+        _arguments.choices(policy=policy)
+        self.per_task = int(per_task)  # torch.load refuses NumPy integers
+        self.policy: Policy = policy
         self.device = device
         self.features = features
-        self.generator = torch.Generator("cpu").manual_seed(index(seed))  # as this does
+        self.generator = torch.Generator("cpu").manual_seed(index(seed))
+        self._worker: int | None = None  # seed of the data-loader worker that this copy is in
         self._samples: dict[Task, tuple[Tensor, ...]] = {}
         self._size: dict[Task, int] = {}
         self._seen: dict[Task, int] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(tasks={len(self.tasks)}, samples={len(self)}, "
+            f"per_task={self.per_task}, policy={self.policy!r})"
+        )
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -93,8 +109,8 @@ class EpisodicMemory:
         task : int or str
             The task they belong to.
         *tensors : Tensor
-            What a sample consists of (inputs, labels, …), each with the samples along its first
-            axis; any shapes and dtypes, the same at each call. Without samples it does nothing.
+            The parts of a sample (inputs, labels, …), each with the samples along its first axis.
+            Any shapes and dtypes, the same at each call. Without samples nothing happens.
         """
         self._check(task, tensors)
         task = task if isinstance(task, str) else int(task)
@@ -108,27 +124,27 @@ class EpisodicMemory:
             t.detach().to(place.device) for t, place in zip(tensors, stored, strict=True)
         )
         size, seen = self._size.get(task, 0), self._seen.get(task, 0)
-        # Noted after the placing: a task whose first samples cannot be placed stays unknown.
+        # Recorded after the placing: a task whose first samples cannot be placed stays unknown.
         self._size[task] = self._place(stored, offered, size, seen)
         self._seen[task] = seen + count
         self._samples[task] = stored
 
     def sample(self, task: Task, n: int) -> tuple[Tensor, ...]:
-        """Draw n samples of a task without replacement; all of them if there are no more.
+        """Draw n samples of a task without replacement; all of them if the task has no more.
 
-        They are copies: what is done to them in place does not reach the memory.
+        They are copies: changing them in place does not change the memory.
         """
-        checks.count("n", n, "draw at least one sample")
+        _arguments.count("n", n, "draw at least one sample")
         size = self._size.get(task, 0)
         if n >= size:
             return tuple(t.clone() for t in self.all(task))
-        chosen = torch.randperm(size, generator=self.generator, device="cpu")[:n]
+        chosen = torch.randperm(size, generator=self._seeded(), device="cpu")[:n]
         return tuple(_picked(t, chosen) for t in self._samples[task])
 
     def all(self, task: Task | None = None) -> tuple[Tensor, ...]:
         """Return all samples of a task, or of all tasks one after the other.
 
-        Those of one task are views of the memory, to be read and not written to; those of all tasks
+        The samples of one task are views of the memory: do not write to them. Those of all tasks
         are copies.
         """
         if task is None:
@@ -136,31 +152,13 @@ class EpisodicMemory:
             kinds = {tuple((t.shape[1:], t.dtype) for t in part) for part in parts}
             if len(kinds) > 1:
                 raise ValueError(
-                    f"the samples of tasks {list(self.tasks)} differ in shape or dtype and do not "
-                    "go together; name a task"
+                    f"the samples of tasks {list(self.tasks)} differ in shape or dtype and "
+                    "cannot be concatenated; name a task"
                 )
             return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
         if task not in self._samples:
             raise KeyError(f"task {task!r} is not in the memory; it has {list(self.tasks)}")
         return tuple(t[: self._size[task]] for t in self._samples[task])
-
-    def split(self, n: int) -> list[tuple[Tensor, ...]]:
-        """Split all samples at random into n parts of nearly one size, for class-incremental use.
-
-        Examples
-        --------
-        >>> import torch
-        >>> memory = EpisodicMemory()
-        >>> memory.add(0, torch.arange(3))
-        >>> memory.add(1, torch.arange(3, 8))
-        >>> [len(x) for (x,) in memory.split(3)]
-        [3, 3, 2]
-        """
-        if not 1 <= n <= len(self):
-            raise ValueError(f"n={n}; the {len(self)} samples split into 1 to {len(self)} parts")
-        everything = self.all()
-        order = torch.randperm(len(self), generator=self.generator, device="cpu")
-        return [tuple(t[part.to(t.device)] for t in everything) for part in order.tensor_split(n)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return samples and generator; ``torch.load(weights_only=True)`` reads it back."""
@@ -173,7 +171,7 @@ class EpisodicMemory:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state_dict` as if nothing had happened between."""
+        """Resume from a :meth:`state_dict`."""
         for name in ("per_task", "policy"):
             if state[name] != getattr(self, name):
                 raise ValueError(
@@ -190,7 +188,7 @@ class EpisodicMemory:
         self._size = {task: len(tensors[0]) for task, tensors in state["samples"].items()}
 
     def _empty(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Make room for a task's samples, which are like these."""
+        """Make room for the samples of a task, with the shapes and dtypes of these."""
         with torch.inference_mode(False):  # or it could not be written to in any other mode
             return tuple(
                 t.new_empty((self.per_task, *t.shape[1:]), device=self.device or t.device)
@@ -198,8 +196,8 @@ class EpisodicMemory:
             )
 
     def _check(self, task: Task, tensors: tuple[Tensor, ...]) -> None:
-        """Raise for samples that the memory cannot take."""
-        checks.name(task)
+        """Raise for samples that the memory cannot store."""
+        _arguments.name(task)
         for position, t in enumerate(tensors):
             if not isinstance(t, Tensor):
                 raise TypeError(
@@ -223,13 +221,13 @@ class EpisodicMemory:
         if self.policy in LABELLED and (labels.ndim != 1 or not whole):
             raise ValueError(
                 f"tensors[-1] has shape {tuple(labels.shape)} and dtype {labels.dtype}; "
-                f"policy={self.policy!r} needs one integer label a sample there"
+                f"policy={self.policy!r} needs one integer label per sample there"
             )
 
     def _place(
         self, stored: tuple[Tensor, ...], offered: tuple[Tensor, ...], size: int, seen: int
     ) -> int:
-        """Write what is kept of the offered samples; return how many places are then in use."""
+        """Write the samples to keep; return how many places are in use afterwards."""
 
         def both(position: int) -> Tensor:
             return torch.cat([stored[position][:size], offered[position]])
@@ -241,7 +239,7 @@ class EpisodicMemory:
             capacity=self.per_task,
             labels=both(-1).cpu() if self.policy in LABELLED else torch.empty(0, device="cpu"),
             features=lambda: self._features(both(0)),
-            generator=self.generator,
+            generator=self._seeded(),
         )
         if self.policy == "herding":
             sources = herding(offer)
@@ -254,6 +252,17 @@ class EpisodicMemory:
             _indexable(place).index_copy_(0, slots.to(place.device), chosen)
         return max(size, int(slots.max()) + 1 if len(slots) else 0)
 
+    def _seeded(self) -> torch.Generator:
+        """Return the generator, with a seed of its own in each worker of a data loader.
+
+        A forked worker would start with the same state as all others and draw equal samples.
+        """
+        worker = get_worker_info()
+        if worker is not None and worker.seed != self._worker:
+            self._worker = worker.seed
+            self.generator.manual_seed((self.generator.initial_seed() + worker.seed) % 2**63)
+        return self.generator
+
     def _features(self, inputs: Tensor) -> Tensor:
         if self.features is None:
             return inputs.reshape(len(inputs), -1).cpu()
@@ -262,13 +271,13 @@ class EpisodicMemory:
         if found.ndim != 2 or len(found) != len(inputs):
             raise ValueError(
                 f"features makes {tuple(found.shape)} of {len(inputs)} samples; let it return one "
-                f"row a sample, ({len(inputs)}, F), for example with flatten(1)"
+                f"row per sample, ({len(inputs)}, F), for example with flatten(1)"
             )
         return found
 
 
 def _picked(t: Tensor, rows: Tensor) -> Tensor:
-    # Four times as fast as indexing, which counts where every step draws from every old task.
+    # Four times as fast as indexing, which matters because every step draws from every old task.
     return _indexable(t).index_select(0, rows.to(t.device)).view(t.dtype)
 
 

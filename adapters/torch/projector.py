@@ -1,23 +1,30 @@
-"""`Projector`: the gradients of a model, projected in place of a plain backward call."""
+"""`Projector`: projected gradients in place of a plain backward call."""
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence, Sized
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 from torch import distributed as dist
 
 import gradproj as gp
-from gradproj.adapters.torch import checks, engines, passes, reductions, states
-from gradproj.adapters.torch.distributed import Processes
+from gradproj.adapters.torch import _arguments
+from gradproj.adapters.torch._arguments import Backend, Distributed, EngineName, Overflow
+from gradproj.adapters.torch._eager import eager
+from gradproj.adapters.torch._engines import LOOP, Batch, Evaluate, VectorizeError, choose
+from gradproj.adapters.torch._layout import Layout, replicas
+from gradproj.adapters.torch._processes import Processes
+from gradproj.adapters.torch._rows import Rows
+from gradproj.adapters.torch._shards import reshard
+from gradproj.adapters.torch._solver import Solver
+from gradproj.adapters.torch._step import Step
 from gradproj.adapters.torch.layers import Layers
-from gradproj.adapters.torch.passes import Loss
-from gradproj.adapters.torch.recorder import Recorder
-from gradproj.adapters.torch.reductions import SumRow
+
+Loss = Tensor | Callable[[], Tensor]
 
 
 class Projector:
@@ -27,58 +34,86 @@ class Projector:
 
         min ½‖w − g‖²  subject to  ḡᵀw ≥ 0  and  B w = 0,
 
-    where g is the new task's gradient, ḡ the mean of the old tasks' and the rows of B a basis of
-    their differences, and leaves w in ``.grad`` for any optimizer.
+    where g is the new task's gradient, ḡ is the mean of the old tasks' gradients and the rows of B
+    are a basis of their differences. The update w is added to ``.grad``, for any optimizer.
 
     Parameters
     ----------
     model : Module
-        All that is trained. Parameters may be frozen, added or replaced between steps. One that
-        the losses use but the model does not have gets the gradients of all of them, old and new.
+        The model that is trained. Parameters may be frozen, added or replaced between steps. A
+        parameter that the losses use but the model does not have gets the gradients of all losses,
+        old and new.
     method : gradproj.Method
-        What is solved: ``gp.Decomposed()``, ``gp.GEM()``, ``gp.AGEM()``, ``gp.SGEM()``.
+        The problem that is solved: :class:`gradproj.Decomposed`, :class:`gradproj.GEM`,
+        :class:`gradproj.AGEM`, :class:`gradproj.SGEM` or a user-defined method. The default
+        projects out five task-specific directions per layer and adds the mean of the old gradients
+        (``strength=1.0``), so that the old tasks are also trained. See the notes for its effect.
     layers : str, callable or list of groups of names
         ``"module"`` (weight and bias of a submodule together), ``"tensor"``, ``"child"`` (top-level
         children), ``"all"`` (one layer), a function from a parameter's name to its layer, or the
         groups.
     backend : {"auto", "numpy", "cupy", "torch"}
-        Library that measures the inner products on the buffer's own memory. "auto" takes NumPy on
-        the CPU and, on CUDA, CuPy if it is installed and torch otherwise.
+        Library that measures the inner products on the buffer's own memory. "auto" uses NumPy on
+        the CPU. On CUDA it uses CuPy if that is installed, and torch otherwise.
     engine : {"loop", "vmap", "auto"}
-        How :meth:`backward_batches` computes the old tasks' gradients: one backward after the
+        How :meth:`backward_batches` computes the old tasks' gradients: one backward call after the
         other, or all at once by ``torch.func.vmap``, which calls the loss once for all old tasks.
-        The loss must then do nothing but return a value: what it stores or counts would be of no
-        use outside. "auto" takes vmap where it has been measured to be faster (networks of linear
-        layers, activations and layer norms, with ten or more old tasks whose batches have one
-        shape) and the loop otherwise.
+        The loss must then be a pure function: side effects inside vmap are not visible outside.
+        "auto" uses vmap where it has been measured to be faster, and the loop otherwise. These are
+        networks of linear layers, activations and layer norms, with ten or more old tasks whose
+        batches have one shape.
     running_statistics : bool
-        Whether memory passes move the running statistics of batch norm. They are normalised by
-        their own batch's statistics either way.
+        Whether passes over old batches move the running statistics of batch norm and the observers
+        of quantization-aware training. Each pass is normalized by its own batch either way.
     overflow : {"raise", "skip"}
-        What a NaN or infinite gradient does: an error that names the layer, or (for mixed
-        precision) NaN in ``.grad``, on which ``GradScaler.step`` skips the step.
+        What a NaN or infinite gradient does: raise an error that names the layer, or (for mixed
+        precision) fill ``.grad`` with NaN, so that ``GradScaler.step`` skips the step.
     distributed : {None, "average", "sharded"}
-        "average": every process computed its share of each loss; the gradients are averaged before
-        they are projected. "sharded": every process holds a part of each parameter; only the inner
-        products are summed over the processes.
+        None: one process, or a ``DistributedDataParallel`` model, which averages by itself.
+        "average": every process computes its share of each loss, and the gradients are averaged
+        before they are projected. "sharded": every process holds a part of each parameter, and
+        only the inner products are summed over the processes.
     process_group : ProcessGroup, optional
         The processes that take part; all of them unless given.
 
     Attributes
     ----------
     engine : str
-        What "auto" came to.
+        The engine of the last step, or the one that "auto" expects to use.
     last : gradproj.Solution or None
-        Coefficients, rank, multiplier and `corrected` of the last step, one entry a layer; None
-        when that step was skipped.
+        What the last step did, with one entry per layer in the order of ``layers``. None before
+        the first step and after a skipped one. ``last.corrected`` says which layers conflicted with
+        the old tasks, ``last.rank`` how many directions were projected out, ``last.multiplier`` how
+        strong the correction was, and ``last.coefficients`` (layers, tasks) how much of each old
+        gradient the update contains. See the example below.
 
     Notes
     -----
-    A parameter that a loss does not use counts as a zero gradient there; one for which no backward
-    call of the step has a gradient gets ``.grad = None``, so that the optimizer passes over it as
-    it always does. What momentum, mixed precision and clipping mean here is told in
+    A parameter that a loss does not use counts as a zero gradient there. A parameter for which no
+    backward call of the step has a gradient keeps its ``.grad``, which is None after
+    ``optimizer.zero_grad()``, so that the optimizer skips it as usual. If a step raises an error,
+    ``.grad`` is what it was before.
+
+    The default method was chosen on a stream of ten permutations of scikit-learn's digits: mean
+    accuracy in percent over seeds 10 to 14, 50 stored samples per task, one epoch, SGD.
+
+    ==========================================  =======  ======  ======
+    learning rate                                  0.03     0.1     0.3
+    ==========================================  =======  ======  ======
+    fine-tuning                                    36.8    38.8    37.9
+    ``gp.Decomposed()``, the paper's equations     46.4    47.7    39.3
+    ``gp.GEM()``                                   53.2    64.6    74.8
+    the default                                    62.9    77.0    81.3
+    its replay term alone                          60.8    77.0    81.9
+    the sum of the gradients, strength 0.5         68.6    78.8    82.7
+    ==========================================  =======  ======  ======
+
+    The replay term does most of the work. The sum is as good here, but its step grows with the
+    number of tasks: on 20 permutations of Fashion-MNIST it collapses at a learning rate of 0.1.
+
+    What momentum, mixed precision and clipping mean here is described in
     :mod:`gradproj.adapters.torch`. A copied or pickled projector takes its model along, but no
-    gradients: copy it between steps.
+    gradients: copy it between steps. One projector must not be used from two threads at once.
 
     Examples
     --------
@@ -88,122 +123,185 @@ class Projector:
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> projector = Projector(model, gp.AGEM())
     >>> new, old = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 1.0]])
-    >>> projector.backward(model(new).sum(), [lambda: model(old).sum()])
+    >>> loss = projector.backward(model(new).sum(), [lambda: model(old).sum()])
     >>> model.weight.grad
     tensor([[0.5000, 0.5000]])
+
+    For a progress bar or a log, the share of layers that were corrected:
+
+    >>> float(projector.last.corrected.mean())
+    1.0
+    >>> dict(zip(projector.layers, projector.last.coefficients.tolist()))
+    {'weight': [0.5]}
+    >>> projector
+    Projector(AGEM(strength=0.0), layers=1, engine='loop', backend='numpy')
     """
 
     def __init__(
         self,
         model: nn.Module,
-        method: gp.Method = gp.Decomposed(),  # noqa: B008 (frozen)
+        method: gp.Method = gp.Decomposed(rank=5, strength=1.0),  # noqa: B008 (frozen)
         layers: Layers = "module",
         *,
-        backend: str = "auto",
-        engine: str = "loop",
+        backend: Backend = "auto",
+        engine: EngineName = "loop",
         running_statistics: bool = True,
-        overflow: str = "raise",
-        distributed: str | None = None,
+        overflow: Overflow = "raise",
+        distributed: Distributed | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        checks.model(model)
-        checks.method(method)
-        checks.choices(backend=backend, engine=engine, overflow=overflow, distributed=distributed)
+        _arguments.model(model)
+        _arguments.method(method)
+        _arguments.choices(
+            backend=backend, engine=engine, overflow=overflow, distributed=distributed
+        )
         self.model = model
-        self.method = method
         self.running_statistics = running_statistics
-        self.overflow = overflow
+        self.overflow: Overflow = overflow
         self.last: gp.Solution | None = None
-        self.engine = engines.choose(engine, model)
-        self._wanted_engine = engine
-        self._processes = Processes(distributed, process_group)
-        self._recorder = Recorder(model, layers, backend, sharded=distributed == "sharded")
+        self._grouping = layers
+        self._wanted_backend: Backend = backend
+        self._wanted_engine: EngineName = engine
+        self._solver = Solver(method, Processes(distributed, process_group))
+        self._rows: Rows | None = None
+        self._open: Step | None = None  # between store() and project()
+        self._user = _User()
+        self._sync()
+        self.engine = choose(engine, model).name
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The buffer belongs to this model's parameters. A copy has a model of its own, which may
+        # not be complete yet while it is copied. The copy makes its buffer when it needs it.
+        lost = self._open is not None and not self._open.empty
+        return {**self.__dict__, "_rows": None, "_open": None, "_user": _User(lost=lost)}
+
+    def __repr__(self) -> str:
+        rows = self._sync()
+        return (
+            f"{type(self).__name__}({self.method!r}, layers={len(rows.layout.names)}, "
+            f"engine={self.engine!r}, backend={rows.backend!r})"
+        )
+
+    @property
+    def method(self) -> gp.Method:
+        """The problem that is solved for each layer."""
+        return self._solver.method
+
+    @method.setter
+    def method(self, method: gp.Method) -> None:
+        _arguments.method(method)
+        self._solver.method = method
 
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
         """Layer name to the names of its parameters."""
-        self._recorder.sync()
-        return self._recorder.layers
+        return dict(self._sync().layout.names)
 
     @property
     def backend(self) -> str:
         """The library that measures the inner products."""
-        return self._recorder.gradients.backend
+        return self._sync().backend
 
     @property
     def copied(self) -> int:
-        """How many gradients of the last step had been put outside the buffer and were copied."""
-        return self._recorder.copied
+        """Number of gradients of the last step that were computed elsewhere and copied.
 
-    def backward(self, new_loss: Loss, old_losses: Iterable[Loss] = ()) -> None:
-        """Compute all gradients, project, and leave w in ``.grad``, whatever was there before.
+        The loop copies none unless a hook replaces ``.grad``. vmap copies those of all old tasks.
+        """
+        return self._rows.copied if self._rows is not None else 0
+
+    @eager
+    def backward(
+        self, new_loss: Loss, old_losses: Iterable[Loss] = (), *, retain_graph: bool = False
+    ) -> Tensor:
+        """Compute all gradients, project, and add the update to ``.grad``.
+
+        As after ``loss.backward()``, call ``optimizer.zero_grad()`` before the next step, unless
+        updates are to be accumulated.
 
         Parameters
         ----------
         new_loss : Tensor or callable
             Loss of the new task. A tensor runs backward first, which frees its graph; a callable
-            is called last, after the old tasks, as the paper's training does.
+            is called last, after the old tasks, as in the paper's training.
         old_losses : iterable of tensors or callables
-            Loss of each old task, consumed one by one: with callables or a generator only one
-            graph is alive at any time. Of a list, methods that need only one combination of the
-            old gradients keep that one alone: :class:`gradproj.AGEM` and
-            :class:`gradproj.Decomposed` with ``rank=0`` their sum, whatever the number of tasks,
-            and :class:`gradproj.SGEM` the drawn one; the others are called, not run backward.
-        """
-        checks.losses(old_losses)
-        with self._recorder.step():
-            self._loop(new_loss, old_losses, self._prepare(old_losses))
+            Loss of each old task, consumed one by one. With callables or a generator only one graph
+            is alive at any time. From a list, methods that need only one combination of the old
+            gradients keep that combination alone. These are :class:`gradproj.AGEM` and
+            :class:`gradproj.Decomposed` with ``rank=0`` (a sum), and :class:`gradproj.SGEM` (the
+            drawn task; the other losses are called, but not run backward).
+        retain_graph : bool
+            Keep the graph of each loss, for losses given as tensors that share a part of it.
 
+        Returns
+        -------
+        Tensor
+            The new task's loss, detached.
+        """
+        _arguments.losses(old_losses)
+        evaluate = Evaluate(self.model, None, self.running_statistics, retain_graph)
+        tasks = len(old_losses) if isinstance(old_losses, Sized) else None
+        with self._step(tasks) as step:
+            value = LOOP.run(step, evaluate, new_loss, old_losses)
+            self.last = step.finish(self.overflow)
+        return value
+
+    @eager
     def backward_batches(
-        self,
-        loss: Callable[..., Tensor],
-        new: Sequence[Any],
-        old: Sequence[Sequence[Any]] = (),
-    ) -> None:
-        """Do the same from batches, which lets the engine compute the old tasks' gradients.
+        self, loss: Callable[..., Tensor], new: Batch, old: Iterable[Batch] = ()
+    ) -> Tensor:
+        """Do the same from batches, so that the engine can compute the old tasks' gradients.
 
         Parameters
         ----------
         loss : callable
-            ``loss(model, *batch)`` returns a scalar tensor.
-        new : sequence
-            The new task's batch: tensors, and with the loop whatever else the loss takes.
-        old : sequence of sequences
-            One batch an old task.
+            ``loss(model, *batch)`` returns a scalar tensor, or ``loss(model, **batch)`` for batches
+            that are dicts.
+        new : sequence or dict
+            The new task's batch: tensors, and with the loop any other arguments of the loss.
+        old : iterable of sequences or dicts
+            One batch per old task. With the loop they may differ in size.
+
+        Returns
+        -------
+        Tensor
+            The new task's loss, detached.
 
         Examples
         --------
         >>> import torch
         >>> from gradproj.adapters.torch import Projector
         >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> projector = Projector(model)
-        >>> batches = [(torch.tensor([[1.0, 0.0]]),), (torch.tensor([[-1.0, 1.0]]),)]
-        >>> projector.backward_batches(lambda model, x: model(x).sum(), batches[0], batches[1:])
+        >>> projector = Projector(model, gp.GEM())
+        >>> batches = [{"x": torch.tensor([[1.0, 0.0]])}, {"x": torch.tensor([[-1.0, 1.0]])}]
+        >>> loss = projector.backward_batches(
+        ...     lambda model, x: model(x).sum(), batches[0], batches[1:]
+        ... )
         >>> model.weight.grad, projector.engine
         (tensor([[0.5000, 0.5000]]), 'loop')
         """
-        old = list(old)
-        checks.batch(new, "new")
-        for task, batch in enumerate(old):
-            checks.batch(batch, f"old[{task}]")
-        self.engine = engines.choose(self._wanted_engine, self.model, old)
-        new_loss = partial(loss, self.model, *new)
-        with self._recorder.step():
-            reduction = self._prepare(old)
-            refusal = self._at_once(loss, old, reduction) if self.engine == "vmap" else None
-            if self.engine == "vmap":
-                passes.run(self._recorder, new_loss, 0)
-                self._project(reduction)
-            else:
-                old_losses = [partial(loss, self.model, *batch) for batch in old]
-                self._loop(new_loss, old_losses, reduction)
+        _arguments.batch(new, "new")
+        old = _arguments.batches(old)
+        engine, refusal = choose(self._wanted_engine, self.model, old), None
+        self.engine = engine.name
+        evaluate = Evaluate(self.model, loss, self.running_statistics)
+        with self._step(len(old)) as step:
+            try:
+                value = engine.run(step, evaluate, new, old)
+            except VectorizeError as error:
+                refusal = f"torch cannot vectorise this loss ({error})"
+                if self._wanted_engine == "vmap":
+                    raise RuntimeError(f'engine="vmap": {refusal}; use engine="loop"') from error
+                step.reset()
+                self.engine = LOOP.name
+                value = LOOP.run(step, evaluate, new, old)
+            self.last = step.finish(self.overflow)
         if refusal is not None:  # and not an error of the loss itself: the loop has worked
             self._wanted_engine = "loop"
-            warnings.warn(
-                f'engine="auto": torch cannot vectorise this loss ({refusal}); the loop takes over',
-                stacklevel=2,
-            )
+            warnings.warn(f'engine="auto": {refusal}; the loop is used from now on', stacklevel=3)
+        return value
 
+    @eager
     def zero_grad(self, task: int | None = None) -> None:
         """Point every ``.grad`` at a zeroed row of the buffer, so that nothing is copied later.
 
@@ -213,29 +311,45 @@ class Projector:
             The old task whose gradient comes next; the new task's unless given. Backward calls
             then accumulate, as after ``optimizer.zero_grad()``.
         """
-        checks.task(task)
-        self._recorder.sync()
-        self._recorder.aim(0 if task is None else task + 1)
+        _arguments.task(task)
+        with self._user.alone():
+            rows = self._sync()
+            rows.allocate(0)
+            rows.attach(task)
 
+    @eager
     def store(self, task: int) -> None:
-        """Take what is in ``.grad`` as the gradient of old task number `task`, from 0 on.
+        """Take what is in ``.grad`` as the gradient of an old task.
 
         It is copied into the buffer unless :meth:`zero_grad` has put it there to begin with;
-        ``.grad`` is None afterwards. What is stored stays until :meth:`project`; to start a step
-        over, :meth:`reset`.
+        ``.grad`` is None afterwards. It stays there until :meth:`project`. To start a step again,
+        use :meth:`reset`.
+
+        Parameters
+        ----------
+        task : int
+            Number of the old task: 0, 1, 2, …
         """
-        checks.task(task)
-        self._recorder.sync()
-        self._recorder.take(task + 1)
+        _arguments.task(task)
+        with self._user.alone():
+            rows = self._sync()
+            rows.refuse_updates()
+            if self._open is None:
+                self._open = Step(rows, self._solver)
+            self._open.store(task)
+            self._user.claim()
 
     def reset(self) -> None:
-        """Drop what has been stored, for a step that is not to be finished."""
-        self._recorder.forget()
+        """Drop the stored gradients, for a step that is not to be finished."""
+        self._open = None
+        self._user.free()
 
+    @eager
     def project(self) -> None:
-        """Take what is in ``.grad`` as the new gradient, and replace it by w.
+        """Take what is in ``.grad`` as the new gradient, and replace it by the update.
 
-        The stored gradients are used up.
+        This is the exact form of gradient accumulation: gradients are accumulated first, and then
+        projected. The stored gradients are used up.
 
         Examples
         --------
@@ -244,7 +358,7 @@ class Projector:
         >>> import torch
         >>> from gradproj.adapters.torch import Projector
         >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> projector = Projector(model)
+        >>> projector = Projector(model, gp.GEM())
         >>> projector.zero_grad(task=0)
         >>> for micro in torch.tensor([[[-2.0, 0.0]], [[0.0, 2.0]]]):
         ...     (model(micro).sum() / 2).backward()
@@ -255,108 +369,120 @@ class Projector:
         >>> model.weight.grad
         tensor([[0.5000, 0.5000]])
         """
-        self._recorder.sync()
-        self._recorder.tasks()  # raises before anything is changed
-        self._recorder.collect_new()
-        self._project()
+        with self._user.alone():
+            rows = self._sync()
+            step = self._open or Step(rows, self._solver)
+            step.tasks()  # raises before anything is changed
+            if not step.empty:
+                rows.refuse_updates()
+            step.take_new()
+            try:
+                self.last = step.finish(self.overflow)
+            finally:
+                self.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a later step depends on: the draws of :class:`gradproj.SGEM`.
+        """Return everything that a later step depends on: the draws of :class:`gradproj.SGEM`.
 
         ``torch.load(weights_only=True)`` reads it back.
         """
-        return states.save(self.method, self.layers)
+        return {
+            "layers": {name: list(members) for name, members in self.layers.items()},
+            "method": self.method.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`."""
-        states.load(state, self.method, self.layers)
-
-    def _prepare(self, old: Iterable[Any]) -> SumRow | None:
-        """Make room for the gradients of a step, as far as their number is known before."""
-        reduction = self._reduction(old)
-        tasks = len(old) if isinstance(old, Sized) else 0
-        self._recorder.gradients.prepare(2 if reduction is not None else tasks + 1)
-        return reduction
-
-    def _reduction(self, old: object) -> SumRow | None:
-        found = reductions.find(self.method, old)
-        if found is None or len(found.tasks) == 1:
-            return found
-        # A sum that cancels is recognised by what it has been, of which each process has its own;
-        # and a hook on what has been accumulated would take the sum for one task's gradient.
-        hooked = any(p._post_accumulate_grad_hooks for p in self._recorder.gradients.parameters)
-        return found if self._processes.mode is None and not hooked else None
-
-    def _loop(self, new_loss: Loss, old_losses: Iterable[Loss], reduction: SumRow | None) -> None:
-        moves = self.running_statistics
-        passes.one_by_one(self._recorder, new_loss, old_losses, reduction, running_statistics=moves)
-        self._project(reduction)
-
-    def _at_once(
-        self,
-        loss: Callable[..., Tensor],
-        old: Sequence[Sequence[Any]],
-        reduction: SumRow | None,
-    ) -> str | None:
-        """Compute the old tasks' gradients by vmap; if that fails, leave it to the loop.
-
-        Returns
-        -------
-        str or None
-            Why it failed.
-        """
-        try:
-            passes.old_at_once(self._recorder, loss, old, reduction)
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0].partition(". ")[0]
-            if self._wanted_engine == "vmap":
-                raise RuntimeError(
-                    f'engine="vmap": torch cannot vectorise this loss ({reason}); use engine="loop"'
-                ) from error
-            self.engine = "loop"
-            self._recorder.forget()
-            return reason
-        return None
-
-    def _project(self, reduction: SumRow | None = None) -> None:
-        tasks, touched = self._recorder.tasks(), self._recorder.touched()
-        gradients = self._recorder.gradients
-        touched = self._processes.share(gradients, tasks + 1, touched)
-        self.last = self._solve(reduction or self.method, tasks)
-        if self.last is not None and self._combine(self.last) and reduction is not None:
-            self.last = reduction.among_all(self.last)
-        gradients.finish(touched)
-        self._recorder.forget()
-
-    def _solve(self, method: gp.Method | SumRow, tasks: int) -> gp.Solution | None:
-        """Return what the method makes of the inner products; None if the step is skipped."""
-        gradients = self._recorder.gradients
-        products = self._processes.total(gradients.measure(tasks), gradients)
-        finite = products.finite & np.isfinite(products.square)
-        if finite.all():
-            return method.solve(products)
-        layer = list(self._recorder.layers)[finite.argmin()]
-        self._overflow(f"the gradients of layer {layer!r} hold NaN or infinity")
-        return None
-
-    def _combine(self, solution: gp.Solution) -> bool:
-        """Leave w in the buffer; return False if it does not fit into its dtype."""
-        gradients = self._recorder.gradients
-        try:
-            gradients.combine(solution)
-            fits = gradients.fits()
-        except gp.NotFiniteError:
-            fits = False
-        if not fits:
-            self._overflow("the update does not fit into the gradients' dtype")
-        return fits
-
-    def _overflow(self, what: str) -> None:
-        """Raise, or leave a step that whoever looks at `.grad` skips."""
-        self.last = None
-        if self.overflow == "raise":
-            self._recorder.forget()
-            raise gp.NotFiniteError(
-                f'{what}; lower the learning rate, or with mixed precision use overflow="skip"'
+        """Resume from a :meth:`state_dict`."""
+        mine = {name: list(members) for name, members in self.layers.items()}
+        if state["layers"] != mine:
+            raise ValueError(
+                f"state has layers {state['layers']} and the projector {mine}; build the model "
+                "and the projector as they were"
             )
-        self._recorder.gradients.poison()
+        self.method.load_state_dict(state["method"])
+
+    @contextmanager
+    def _step(self, tasks: int | None) -> Iterator[Step]:
+        """Start a step that adds to `.grad`; if it raises an error, `.grad` stays as it was."""
+        with self._user.alone():
+            self.reset()  # stored gradients do not count in a step of its own
+            rows = self._sync()
+            self._solver.processes.warn(self.model)
+            held = rows.put_aside()
+            if replicas(self.model) is not None:
+                # With gradient_as_bucket_view the next backward call writes to the old `.grad`.
+                held = [None if grad is None else grad.clone() for grad in held]
+            try:
+                yield Step(rows, self._solver, tasks, held)
+            except BaseException:
+                self.last = None
+                rows.restore(held)
+                raise
+
+    def _sync(self) -> Rows:
+        """Return the rows, laid out again if the model's parameters have changed."""
+        sharded = self._solver.processes.mode == "sharded"
+        if sharded:
+            reshard(self.model)
+        if self._rows is not None and self._rows.layout.describes(self.model):
+            return self._rows
+        if self._user.lost or (self._open is not None and not self._open.empty):
+            self.reset()
+            raise RuntimeError(
+                "the model's parameters changed after store(), or the projector was copied; store "
+                "the old tasks' gradients again"
+            )
+        reshard(self.model)  # also where DTensors are refused
+        layout = Layout.of(self.model, self._grouping, sharded=sharded)
+        rows = Rows(layout, self._wanted_backend)
+        if self._rows is not None:
+            self._rows.release(layout.parameters)
+        self._rows, self._open = rows, None
+        return rows
+
+
+class _User:
+    """The one thread that may use a projector at a time.
+
+    Attributes
+    ----------
+    lost : bool
+        Whether gradients had been stored that a copy of the projector does not have.
+    """
+
+    def __init__(self, lost: bool = False) -> None:
+        self.lost = lost
+        self._thread: int | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, bool]:
+        return {"lost": self.lost}  # locks cannot be copied
+
+    def __setstate__(self, state: dict[str, bool]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Raise if the projector is in use, or if another thread has stored gradients."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "this projector is inside a step already, in another thread or because a loss "
+                "called it; use one projector and one model per thread"
+            )
+        try:
+            if self._thread not in (None, threading.get_ident()):
+                raise RuntimeError(
+                    "another thread has stored gradients in this projector; use one projector and "
+                    "one model per thread"
+                )
+            yield
+        finally:
+            self._lock.release()
+
+    def claim(self) -> None:
+        """Let only this thread use the projector until it is free again."""
+        self._thread = threading.get_ident()
+
+    def free(self) -> None:
+        """Let any thread use the projector."""
+        self.lost, self._thread = False, None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gradproj.adapters.torch.policies import herd
+from gradproj.adapters.torch import herd
 
 __all__ = ["Exemplars"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gradproj.adapters.torch.policies import herd
+from gradproj.adapters.torch import herd
 from gradproj.experiments.learner import Learner, Setup, Step
 from gradproj.experiments.schema import ranged
 from gradproj.experiments.streams import Task

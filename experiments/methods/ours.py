@@ -26,13 +26,18 @@ class Options:
     layers : str
         "all" projects the whole network at once: (b), (d) and (e) of the ablation.
     strength : float
-        Weight of the old tasks' gradients added after the projection; 0 is the paper's Eq. 11.
+        Weight γ of the old tasks' gradients that are added after the projection; 0 is the paper's
+        Eq. 11.
+    replay : str
+        Whether their "mean" is added, as `Projector` does by default, or their "sum", which the
+        paper's numbers need. The sum grows with the number of tasks.
     """
 
     rank: int | float | Literal["full"] = ranged(5, low=0)
     relaxation: Literal["pca", "first", "last"] = "pca"
     layers: LayerNames = "module"
-    strength: float = ranged(0.0, low=0.0)
+    strength: float = ranged(1.0, low=0.0)
+    replay: Literal["mean", "sum"] = "mean"
 
 
 class Ours(ProjectionLearner):
@@ -48,4 +53,5 @@ class Ours(ProjectionLearner):
             rank=None if options.rank == "full" else options.rank,
             relaxation=options.relaxation,
             strength=options.strength,
+            replay=options.replay,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import gradproj as gp
 from gradproj.experiments.projection import ProjectionLearner
@@ -13,17 +14,23 @@ __all__ = ["Replay"]
 
 @dataclass(frozen=True)
 class Options:
-    """`strength`: the weight γ of each old task's gradient."""
+    """`strength`: the weight γ of the old gradients; `replay`: of their mean or their sum."""
 
-    strength: float = ranged(0.5, low=0.0)
+    strength: float = ranged(1.0, low=0.0)
+    replay: Literal["mean", "sum"] = "mean"
 
 
 class Replay(ProjectionLearner):
-    """w = g + γ Σ gᵢ on the same memory batches, with no projection."""
+    """w = g + γ ḡ or g + γ Σ gᵢ on the same memory batches, without a projection."""
 
     name = "replay"
     Options = Options
 
     def projection(self) -> gp.Method:
         """Neither constraint, the replay term alone."""
-        return gp.Decomposed(shared=False, specific=False, strength=self.options.strength)
+        return gp.Decomposed(
+            shared=False,
+            specific=False,
+            strength=self.options.strength,
+            replay=self.options.replay,
+        )

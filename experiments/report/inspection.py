@@ -48,13 +48,14 @@ def advise(found: Inspection, share: float = 0.9) -> list[str]:
     """Say what the measurements mean for `rank`, `strength` and `layers`."""
     ranks = [layer.rank_for(share) for layer in found.layers]
     norms = [float(layer.new_norms.mean()) for layer in found.layers if layer.new_norms.any()]
-    replay = found.whole.replay_size
+    replay, tasks = found.whole.replay_size, found.whole.products.shape[1] - 1
     lines = [
         f"rank: {share:.0%} of the task-specific part lies in {_between(ranks)} directions a "
         f"layer (whole network: {found.whole.rank_for(share)}); "
         f"rank={'None' if share == 1 else f'{share:g}'} chooses so.",
         f"strength: the old gradients' sum is {replay:.2g} times as long as the new gradient, so "
-        f"strength=0.5 adds {0.5 * replay:.2g} times its length.",
+        f"strength=0.5 adds {0.5 * replay:.2g} times its length with replay='sum', and strength=1 "
+        f"adds {replay / max(tasks, 1):.2g} times its length with replay='mean'.",
     ]
     if norms:
         lines.append(

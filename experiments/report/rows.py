@@ -120,6 +120,9 @@ def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
     method, strength = row.config["method"], row.config["options"].get("strength")
     if method not in (("ours", "gem") if strength else ("ours", "gem", "agem", "sgem")):
         return None
-    left, options = ("replay", {"strength": strength}) if strength else ("single", {})
+    form = row.config["options"].get("replay", "sum")  # GEM adds at least γ of every old gradient
+    left, options = (
+        ("replay", {"strength": strength, "replay": form}) if strength else ("single", {})
+    )
     wanted = fingerprint({**row.config, "method": left, "options": options})
     return next((r for r in rows if r.fingerprint == wanted and r.finished), None)

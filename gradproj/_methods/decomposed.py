@@ -15,6 +15,7 @@ from gradproj._products import Products
 from gradproj._reduction import Reduction
 
 Relaxation = Literal["pca", "first", "last"]
+Replay = Literal["mean", "sum"]
 
 # A divisor for rows of gradients that are all zero.
 _TINY = 1e-300
@@ -50,9 +51,14 @@ class Decomposed(Method):
     shared, specific : bool
         Switch a constraint off.
     strength : float
-        The memory strength :math:`\gamma`: :math:`\gamma \sum_i g_i` is added to the solution,
-        outside the constraints. 0 gives the paper's equations; GEM's published runs use 0.5. With
-        both constraints off, plain replay remains, which is the control for every projection.
+        The memory strength :math:`\gamma`: how much of the old gradients is added to the solution,
+        outside the constraints. 0 gives the paper's equations. With both constraints off, plain
+        replay remains, which is the control for every projection.
+    replay : {"mean", "sum"}
+        What `strength` multiplies: the mean of the old gradients, :math:`\gamma \bar g`, or their
+        sum, :math:`\gamma \sum_i g_i`. The sum grows with the number of tasks, and a learning rate
+        that works for two tasks may be too large for twenty. The paper's numbers need the sum with
+        0.5, as in GEM's published runs.
 
     Notes
     -----
@@ -85,9 +91,12 @@ class Decomposed(Method):
     shared: bool = True
     specific: bool = True
     strength: float = 0.0
+    replay: Replay = "mean"
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
+        if self.replay not in ("mean", "sum"):
+            raise ValueError(f"replay={self.replay!r} is invalid: expected 'mean' or 'sum'")
         for name in ("shared", "specific"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(
@@ -135,12 +144,16 @@ class Decomposed(Method):
             corrected = (slope < 0) & (square > tolerance * ((p * length) ** 2).sum(1))
             multiplier = np.divide(-slope, square, out=multiplier, where=corrected)
             c = c + multiplier[:, None] * p
-        return Solution(c + self.strength, rank, multiplier, corrected)
+        return Solution(c + self._replayed(T) / T, rank, multiplier, corrected)
 
     def reduce(self, T: int) -> Reduction | None:
         if self._has_specific():
             return None
-        return Reduction(np.full(T, 1 / T), replace(self, strength=float(self.strength) * T))
+        return Reduction(np.full(T, 1 / T), replace(self, strength=self._replayed(T)))
+
+    def _replayed(self, T: int) -> float:
+        """Return the factor of the mean of T old gradients that is added to the solution."""
+        return float(self.strength) * (T if self.replay == "sum" else 1)
 
     def _has_specific(self) -> bool:
         return self.specific and self.rank != 0

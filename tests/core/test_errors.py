@@ -160,6 +160,10 @@ def test_layers_may_come_from_generators():
         ),
         (lambda: gp.Decomposed(rank=0.5, relaxation="last"), r"rank=0\.5 is a share of the var"),
         (
+            lambda: gp.Decomposed(replay="all"),
+            "replay='all' is invalid: expected 'mean' or 'sum'",
+        ),
+        (
             lambda: gp.Decomposed(strength=-1),
             "strength=-1 is invalid: expected a finite number >= 0",
         ),

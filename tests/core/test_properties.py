@@ -163,24 +163,26 @@ def test_projecting_twice_is_projecting_once(method, case):
     assert close(gp.project(w, G, method), w, np.linalg.norm(g), tolerance)
 
 
+@pytest.mark.parametrize("form", ["mean", "sum"])
 @given(case=zoo.gradients(), strength=st.floats(0, 2))
-def test_strength_adds_the_old_gradients(case, strength):
+def test_strength_adds_the_old_gradients(form, case, strength):
     g, G = case
-    plain, strong = gp.Decomposed(rank=2), gp.Decomposed(rank=2, strength=strength)
+    plain, strong = gp.Decomposed(rank=2), gp.Decomposed(rank=2, strength=strength, replay=form)
     # The old gradients may cancel, but not their rounding.
     size = np.linalg.norm(g) + strength * np.linalg.norm(G)
-    expected = gp.project(g, G, plain) + strength * G.sum(0)
-    assert close(gp.project(g, G, strong), expected, size)
-    replay = gp.Decomposed(shared=False, specific=False, strength=strength)
-    assert close(gp.project(g, G, replay), g + strength * G.sum(0), size)
+    added = strength * (G.sum(0) if form == "sum" else G.mean(0))
+    assert close(gp.project(g, G, strong), gp.project(g, G, plain) + added, size)
+    replay = gp.Decomposed(shared=False, specific=False, strength=strength, replay=form)
+    assert close(gp.project(g, G, replay), g + added, size)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.float16])
 def test_strength_may_be_any_number_of_numpy(kind):
     G = np.full((200, 3), 0.5)
     for options in ({"rank": 0}, {"rank": 1}, {"shared": False, "specific": False}):
-        w = gp.project(np.ones(3), G, gp.Decomposed(**options, strength=kind(2)))
-        assert np.allclose(w, 201.0)
+        for replay, expected in (("sum", 201.0), ("mean", 2.0)):
+            method = gp.Decomposed(**options, strength=kind(2), replay=replay)
+            assert np.allclose(gp.project(np.ones(3), G, method), expected)
 
 
 @pytest.mark.parametrize("method", [*EVERY_METHOD, gp.SGEM()], ids=repr)

@@ -1,12 +1,14 @@
 """Configurations: what is refused, with which words, and that every preset holds."""
 
 import dataclasses
+import inspect
 import json
 from typing import Literal
 
 import pytest
 import torch
 
+from gradproj.adapters.torch import Projector
 from gradproj.experiments import benchmarks, methods, presets
 from gradproj.experiments.config import RunConfig, merge, parse_overrides, resolve
 from gradproj.experiments.data import Dataset
@@ -102,7 +104,7 @@ def test_wrong_values_are_named(values, message):
         ({"stream": {"task": 3}}, "did you mean 'tasks'?"),
         ({"network": "mlpp"}, "did you mean 'mlp'?"),
         ({"network_options": {"hiden": [3]}}, "did you mean 'hidden'?"),
-        ({"version": 2}, "version=2 was written by a newer gradproj; .*update gradproj"),
+        ({"version": 3}, "version=3 was written by a newer gradproj; .*update gradproj"),
     ],
 )
 def test_wrong_run_configurations_are_named(changes, message):
@@ -188,6 +190,20 @@ def test_table_presets_have_strength_and_printed_ones_have_none():
     for entry in ("ours", "b", "gem", "agem", "sgem"):
         assert presets.find(f"mnist-permutations/{entry}").options.strength == 0.5
         assert presets.find(f"mnist-permutations/{entry}-printed").options.strength == 0.0
+
+
+def test_table_presets_add_up_and_the_defaults_are_those_of_the_adapter():
+    for entry in ("ours", "replay", "b", "c", "d", "e", "f", "g", "first-k", "last-k"):
+        assert presets.find(f"mnist-permutations/{entry}").options.replay == "sum"
+        assert presets.find(f"permuted-fashion-mnist/{entry}").options.replay == "mean"
+    options = resolve({**BASE, "method": "ours"}).options
+    default = inspect.signature(Projector).parameters["method"].default
+    assert (options.rank, options.strength, options.replay) == (
+        default.rank,
+        default.strength,
+        default.replay,
+    )
+    assert resolve({**BASE, "method": "replay"}).options.strength == default.strength
 
 
 def test_an_unknown_preset_suggests_the_nearest():

@@ -48,12 +48,13 @@ def test_one_old_task_is_one_constraint(method, strength, scenario):
     near(w, g + v * old)
 
 
-def test_replay_adds_the_old_gradients_and_nothing_else():
-    learner = toy_learner("replay", tasks=3, options={"strength": 0.25})
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_replay_adds_the_old_gradients_and_nothing_else(form):
+    learner = toy_learner("replay", tasks=3, options={"strength": 0.25, "replay": form})
     train(learner, 0, steps=5)
     train(learner, 1, steps=5)
     w, g, olds, _ = step_of(learner, 2)
-    near(w, g + 0.25 * sum(olds))
+    near(w, g + 0.25 * sum(olds) / (len(olds) if form == "mean" else 1))
 
 
 def test_whole_network_gem_satisfies_every_constraint():
@@ -68,14 +69,17 @@ def test_whole_network_gem_satisfies_every_constraint():
 @pytest.mark.parametrize(
     ("options", "method"),
     [
-        ({"rank": 0, "layers": "all"}, gp.Decomposed(rank=0)),
-        ({"rank": "full", "layers": "all"}, gp.Decomposed()),
-        ({"rank": 1, "layers": "all"}, gp.Decomposed(rank=1)),
-        ({"rank": 1, "layers": "all", "relaxation": "first"}, gp.Decomposed(1, "first")),
-        ({"rank": 1, "layers": "all", "relaxation": "last"}, gp.Decomposed(1, "last")),
+        ({"rank": 0, "layers": "all", "strength": 0.0}, gp.Decomposed(rank=0)),
+        ({"rank": "full", "layers": "all", "strength": 0.0}, gp.Decomposed()),
+        ({"rank": 1, "layers": "all", "strength": 0.0}, gp.Decomposed(rank=1)),
+        (
+            {"rank": 1, "layers": "all", "relaxation": "first"},
+            gp.Decomposed(1, "first", strength=1),
+        ),
+        ({"rank": 1, "layers": "all", "relaxation": "last"}, gp.Decomposed(1, "last", strength=1)),
         ({"rank": 0.5, "layers": "all", "strength": 0.5}, gp.Decomposed(0.5, strength=0.5)),
-        ({"rank": 0}, gp.Decomposed(rank=0)),
-        ({"rank": "full"}, gp.Decomposed()),
+        ({"rank": 0, "replay": "sum"}, gp.Decomposed(rank=0, strength=1, replay="sum")),
+        ({"rank": "full", "strength": 0.0}, gp.Decomposed()),
         ({"rank": 1, "strength": 0.25}, gp.Decomposed(rank=1, strength=0.25)),
     ],
 )

@@ -55,7 +55,7 @@ def test_another_configuration_is_not_mixed_in(tmp_path):
 def test_a_config_from_a_newer_version_is_refused(tmp_path):
     finish(QUICK, tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 99'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 99'))
     with pytest.raises(RunError, match="version=99 was written by a newer gradproj"):
         run(resolve(QUICK), tmp_path)
 

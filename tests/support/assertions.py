@@ -60,13 +60,18 @@ def rounding(G: np.ndarray, method: gp.Decomposed, least: float = 1e-9) -> float
     return max(least, 200 * np.finfo(float).eps * condition(G, method) ** 2)
 
 
+def replayed(G: np.ndarray, method: gp.Decomposed) -> np.ndarray:
+    """The replay term of a method."""
+    return method.strength * (G.sum(0) if method.replay == "sum" else G.mean(0))
+
+
 def assert_kkt(w: np.ndarray, g: np.ndarray, G: np.ndarray, method: gp.Decomposed) -> None:
     """The update minus its replay term satisfies the optimality conditions of the problem.
 
     To 1e-9, relative, up to a condition of 150.
     """
     shared = shared_gradient(G, method)
-    solution = w - method.strength * G.sum(0)
+    solution = w - replayed(G, method)
     residuals = gp.kkt_residuals(solution, g, shared, explicit_basis(G, method))
     assert residuals.worst <= rounding(G, method), residuals
 

@@ -1,0 +1,465 @@
+"""`Rows`: the memory of a step. Gradients land in its rows because `.grad` is a view of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradproj.adapters.torch import _shards
+from gradproj.adapters.torch._arguments import Backend
+from gradproj.adapters.torch._backends import as_array, choose_backend
+from gradproj.adapters.torch._layout import Block, Layout
+
+HALF = (torch.float16, torch.bfloat16)
+# Set on each tensor that holds an update, to the number of writes it had seen by then.
+_MARK = "_gradproj_update"
+
+# float32 squares outside this range are too close to overflow or to the subnormal numbers.
+_SAFE = 1e-24, 1e36
+
+Task = int | None  # None is the new task
+Held = list[Tensor | None]
+
+
+class Parts(NamedTuple):
+    """The rows of a block, cut into its layers."""
+
+    new: list[Any]  # (N_l,), arrays of the measuring library
+    old: list[Any]  # (T, N_l)
+    wide: Tensor | None = None  # the memory of both, if it is not the rows themselves
+
+
+class Rows:
+    """One row per task, for each block of the layout.
+
+    The new task has the first row, which stays where it is while the tasks grow. Row numbers are
+    private to this module: everywhere else a task is None (the new one) or a number >= 0.
+
+    Gradients that need a wider dtype than their own land in a single row of their own dtype, and
+    are converted when they are collected. These are float16 and bfloat16 gradients, which are
+    measured in float32, and gradients that are added up, in float64.
+    """
+
+    def __init__(self, layout: Layout, backend: Backend) -> None:
+        self.layout = layout
+        self.copied = 0
+        self.blocks = [_Memory(b, choose_backend(backend, b.device)) for b in layout.blocks]
+        self._attached: tuple[Task, list[list[int]]] | None = None
+
+    @property
+    def backend(self) -> str:
+        """The library that measures the inner products."""
+        return self.blocks[0].backend
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first block is."""
+        return self.blocks[0].block.device
+
+    @property
+    def epsilon(self) -> float:
+        """Rounding unit of the gradients."""
+        exact = all(block.block.dtype == torch.float64 for block in self.blocks)
+        return torch.finfo(torch.float64 if exact else torch.float32).eps
+
+    # Memory --------------------------------------------------------------------------------------
+
+    def allocate(self, tasks: int, *, summed: bool = False) -> None:
+        """Make room for exactly this number of old tasks; keep nothing of what was there.
+
+        With `summed` there is one old task, a float64 sum.
+        """
+        for block in self.blocks:
+            if block.summed != summed or tasks + 1 > len(block.rows):
+                block.allocate(tasks + 1, summed)
+
+    def grow(self, task: Task) -> None:
+        """Make room for a task beside those that are there; the capacity doubles."""
+        row = _row(task)
+        for block in self.blocks:
+            if row >= len(block.rows):
+                known = block.rows
+                block.allocate(max(row + 1, 2 * len(known)), block.summed)
+                block.rows[: len(known)] = known
+                self._attached = None
+
+    # Gradients come in ---------------------------------------------------------------------------
+
+    def attach(self, task: Task) -> None:
+        """Let every `.grad` be a view of the task's zeroed row."""
+        self.grow(task)
+        row = _row(task)
+        for block in self.blocks:
+            (block.rows[row] if block.landing is None else block.landing).zero_()
+            for p, grad in zip(block.block.parameters, block.grads[row], strict=True):
+                p.grad = grad
+        self._attached = task, [block.versions(row) for block in self.blocks]
+
+    def collect(self, task: Task, weight: float | None = None) -> list[bool]:
+        """Bring `.grad` into the row of the task where it is not there already.
+
+        With `weight`, the gradient is multiplied by it and added to what is in the row.
+
+        Returns
+        -------
+        list of bool
+            Which parameters have a gradient.
+        """
+        self.grow(task)
+        before = self._attached[1] if self._attached and self._attached[0] == task else None
+        touched: list[bool] = []
+        for number, block in enumerate(self.blocks):
+            flags, copied = block.collect(_row(task), before[number] if before else None)
+            block.convert(_row(task), weight)
+            touched += flags
+            self.copied += copied
+        self._attached = None
+        return touched
+
+    def clear(self) -> None:
+        """Take `.grad` away from all parameters."""
+        for p in self.layout.parameters:
+            p.grad = None
+
+    def zero(self, task: Task) -> None:
+        """Set the row of a task to zero."""
+        for block in self.blocks:
+            block.rows[_row(task)].zero_()
+
+    def write(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+        """Copy gradients (T, *shape) of all old tasks into their rows."""
+        for block in self.blocks:
+            for p, slot in zip(block.block.parameters, block.block.slots, strict=True):
+                stacked = gradients[p]
+                rows = block.rows[1 : len(stacked) + 1, slot.columns]
+                rows.as_strided(stacked.shape, (rows.stride(0), *slot.strides)).copy_(stacked)
+                self.copied += len(stacked)
+
+    def add(
+        self, gradients: Mapping[nn.Parameter, Tensor], weights: Sequence[float]
+    ) -> list[Tensor]:
+        """Add gradients (T, *shape), multiplied by their weights, to the row of old task 0.
+
+        Returns
+        -------
+        list of tensors (T, segments)
+            As `lengths`, of each gradient.
+        """
+        found = []
+        for block in self.blocks:
+            row = block.rows[1]
+            factors = row.new_tensor(weights)
+            lengths = row.new_zeros((len(weights), len(block.block.segments)))
+            ends = [segment.columns.stop for segment in block.block.segments]
+            segment = 0
+            for p, slot in zip(block.block.parameters, block.block.slots, strict=True):
+                each = gradients[p].flatten(1).to(row.dtype)
+                total = (factors @ each).view(slot.shape)
+                row[slot.columns].as_strided(slot.shape, slot.strides).add_(total)
+                while slot.columns.stop > ends[segment]:
+                    segment += 1
+                norms = torch.linalg.vector_norm(each, dim=1)
+                lengths[:, segment] = torch.hypot(lengths[:, segment], norms)
+                self.copied += len(weights)
+            found.append(lengths)
+        return found
+
+    def lengths(self, task: Task) -> list[Tensor]:
+        """Return the lengths (1, segments) of a task's last gradient, block by block.
+
+        They stay on the device, so that it is not waited for.
+        """
+        row = _row(task)
+        return [b.lengths(b.rows[row] if b.landing is None else b.landing) for b in self.blocks]
+
+    # Arithmetic ----------------------------------------------------------------------------------
+
+    def parts(self, tasks: int) -> list[Parts]:
+        """Return the layers of each block as arrays of the measuring library; nothing is copied."""
+        return [block.parts(tasks) for block in self.blocks]
+
+    def chosen(self, task: int) -> list[Parts]:
+        """Return the parts of the new task and of one old task."""
+        return [block.cut(block.array, slice(task + 1, task + 2)) for block in self.blocks]
+
+    def summed(self, weights: Sequence[float]) -> tuple[list[Parts], list[list[Tensor]]]:
+        """Return the parts of the new task and of a weighted sum of the old ones, in float64.
+
+        Returns
+        -------
+        parts : list of Parts
+            Copies of the rows; `narrow` brings the first one back.
+        lengths : list of lists of tensors
+            As `lengths`, of each term of the sum.
+        """
+        parts = [block.summed_parts(weights) for block in self.blocks]
+        used = [task for task, weight in enumerate(weights) if weight]
+        return parts, [[b.lengths(b.rows[task + 1]) for b in self.blocks] for task in used]
+
+    def narrow(self, parts: Sequence[Parts]) -> None:
+        """Bring an update that was combined in a copy into the row of the new task."""
+        for block, part in zip(self.blocks, parts, strict=True):
+            if part.wide is not None:
+                block.rows[0].copy_(part.wide[0])
+
+    def used(self, tasks: int, known: Sequence[bool]) -> list[bool]:
+        """Return which parameters have a gradient that is not zero, or are `known` to have one."""
+        flags = iter(known)
+        return [
+            next(flags) or bool(block.rows[1 : tasks + 1, slot.columns].any())
+            for block in self.blocks
+            for slot in block.block.slots
+        ]
+
+    def leading(self, tasks: int) -> list[Tensor]:
+        """Return the rows of the new and the old tasks, one tensor (T + 1, N) per block."""
+        return [block.rows[: tasks + 1] for block in self.blocks]
+
+    def fits(self) -> bool:
+        """Whether the update can be rounded to the parameters' own dtype."""
+        return all(
+            float(torch.linalg.vector_norm(block.rows[0], torch.inf))
+            <= torch.finfo(block.landing.dtype).max
+            for block in self.blocks
+            if block.landing is not None and block.block.width
+        )
+
+    def poison(self) -> None:
+        """Fill the update with NaN, on which GradScaler skips the step."""
+        for block in self.blocks:
+            block.rows[0].fill_(torch.nan)
+
+    # `.grad` before and after a step -------------------------------------------------------------
+
+    def put_aside(self) -> Held:
+        """Take every `.grad` away and return it, so that the step can add its update to it.
+
+        Where `.grad` is a view of a row, its contents move to a place of their own.
+        """
+        held: Held = []
+        zeroed = self._attached[1] if self._attached and self._attached[0] is None else None
+        for number, block in enumerate(self.blocks):
+            held += block.put_aside(zeroed[number] if zeroed else None)
+        self._attached = None
+        return held
+
+    def restore(self, held: Held) -> None:
+        """Let every `.grad` be what `put_aside` returned."""
+        self._attached = None
+        for p, before in zip(self.layout.parameters, held, strict=True):
+            p.grad = before
+
+    def hand_over(self, touched: Sequence[bool], held: Held | None = None) -> None:
+        """Add the update to what `.grad` was; None stays None for a parameter without gradients."""
+        flags, before = iter(touched), iter(held or [None] * len(touched))
+        self._attached = None
+        for block in self.blocks:
+            if block.landing is not None:
+                block.landing.copy_(block.rows[0])
+            for k, (p, grad) in enumerate(zip(block.block.parameters, block.grads[0], strict=True)):
+                p.grad = block.total(k, grad if next(flags) else None, next(before))
+                if p.grad is not None:
+                    setattr(p.grad, _MARK, p.grad._version)
+
+    def release(self, kept: Sequence[nn.Parameter]) -> None:
+        """Take the views out of all `.grad`: copies for the `kept` parameters, None for the others.
+
+        An optimizer would go on moving a parameter that has been frozen.
+        """
+        staying = {id(p) for p in kept}
+        for block in self.blocks:
+            for k, p in enumerate(block.block.parameters):
+                if p.grad is not None and block.owns(k, p.grad):
+                    p.grad = p.grad.clone() if id(p) in staying else None
+
+    def refuse_updates(self) -> None:
+        """Raise if `.grad` is still the update of an earlier step, of any projector."""
+        for p in self.layout.parameters:
+            if p.grad is not None and getattr(p.grad, _MARK, None) == p.grad._version:
+                raise RuntimeError(
+                    ".grad is still the update of an earlier projected step, of this projector or "
+                    "of another one on the same model; call zero_grad() and run the task's loss "
+                    "backward before store()"
+                )
+
+
+def _row(task: Task) -> int:
+    return 0 if task is None else task + 1
+
+
+class _Memory:
+    """The rows of one block."""
+
+    def __init__(self, block: Block, backend: str) -> None:
+        self.block = block
+        self.backend = backend
+        self.summed = False
+        self.landing: Tensor | None = None
+        self.rows = torch.empty((0, block.width), device=block.device)
+        self.views: list[list[Tensor]] = []
+        self.grads: list[list[Tensor]] = []
+        # `.grad` of earlier steps that the next update is added to; made when it is needed.
+        self.carried: list[Tensor] = []
+        self.array: Any = None
+        self._parts: tuple[int, Parts] | None = None
+
+    def allocate(self, count: int, summed: bool) -> None:
+        """Take this number of new rows of zeros in place of those that were there."""
+        block, self.summed = self.block, summed
+        for k, p in enumerate(block.parameters):  # a view would keep the old rows alive
+            if p.grad is not None and self.owns(k, p.grad):
+                p.grad = p.grad.clone()
+        self.array, self._parts, self.views, self.grads = None, None, [], []
+        work = torch.float32 if block.dtype in HALF else block.dtype
+        if summed:
+            work = _widest(block.device)
+        self.rows = self.rows[:0]
+        with torch.inference_mode(False):  # or they could not be written to in any other mode
+            self.rows = torch.zeros((count, block.width), dtype=work, device=block.device)
+            if work == block.dtype and not summed:
+                self.landing = None
+            elif self.landing is None:
+                self.landing = torch.zeros(block.width, dtype=block.dtype, device=block.device)
+        self.array = as_array(self.rows, self.backend)
+        if self.landing is not None:
+            self.views = [self._views(self.landing)] * count
+            self.grads = [self._like(self.views[0])] * count
+        else:
+            self.views = [self._views(row) for row in self.rows]
+            self.grads = [self._like(views) for views in self.views]
+
+    def _views(self, row: Tensor) -> list[Tensor]:
+        # `.data` gives each view its own version counter, which tells whether autograd wrote to it.
+        return [
+            row[slot.columns].as_strided(slot.shape, slot.strides).data
+            if slot.shape.numel()
+            else row.new_zeros(slot.shape)
+            for slot in self.block.slots
+        ]
+
+    def _like(self, views: Sequence[Tensor]) -> list[Tensor]:
+        return [_shards.like(p, v) for p, v in zip(self.block.parameters, views, strict=True)]
+
+    def owns(self, k: int, grad: Tensor) -> bool:
+        """Whether a gradient of parameter number k is a view of a row."""
+        return any(grad is grads[k] for grads in self.grads)
+
+    def versions(self, row: int) -> list[int]:
+        """Return the write counts of a row's views; they change when autograd accumulates."""
+        return [view._version for view in self.views[row]]
+
+    def collect(self, row: int, before: Sequence[int] | None) -> tuple[list[bool], int]:
+        """Bring `.grad` into the row; return which parameters have one, and how many were copied.
+
+        `before` are the write counts of the row since it was attached.
+        """
+        touched, copied = [], 0
+        for k, (p, grad, view) in enumerate(
+            zip(self.block.parameters, self.grads[row], self.views[row], strict=True)
+        ):
+            found = p.grad
+            if found is grad:
+                touched.append(before is None or view._version != before[k])
+            elif found is None:
+                view.zero_()
+                touched.append(False)
+            else:
+                _refuse_sparse(p, found)
+                # Detached: after backward(create_graph=True) the buffer would keep the graph.
+                view.copy_(_shards.local(found.detach()))
+                touched.append(True)
+                copied += 1
+        return touched, copied
+
+    def convert(self, row: int, weight: float | None) -> None:
+        """Bring the gradient that has landed into its row, in the row's dtype."""
+        if self.landing is None:
+            return
+        if weight is None:
+            self.rows[row].copy_(self.landing)
+        else:
+            self.rows[row].add_(self.landing, alpha=weight)
+
+    def lengths(self, row: Tensor) -> Tensor:
+        """Return the length of each segment of a row, (1, segments)."""
+        cuts = [row[segment.columns] for segment in self.block.segments]
+        if row.device.type == "cpu" and row.dtype == torch.float32:
+            # Four times as fast as in float64, unless a square does not fit.
+            squares = [float(torch.dot(cut, cut)) for cut in cuts]
+            if all(_SAFE[0] < square < _SAFE[1] for square in squares):
+                return torch.tensor([squares], dtype=torch.float64, device="cpu").sqrt_()
+        return torch.stack(torch._foreach_norm(cuts, 2, _widest(row.device)))[None]
+
+    def parts(self, tasks: int) -> Parts:
+        """Return the layers of the first rows; the views are made once per number of tasks."""
+        if self._parts is None or self._parts[0] != tasks:
+            self._parts = tasks, self.cut(self.array, slice(1, tasks + 1))
+        return self._parts[1]
+
+    def cut(self, array: Any, rows: slice, wide: Tensor | None = None) -> Parts:
+        """Cut the first row and some others into layers."""
+        cuts = [segment.columns for segment in self.block.segments]
+        return Parts([array[0, c] for c in cuts], [array[rows, c] for c in cuts], wide)
+
+    def summed_parts(self, weights: Sequence[float]) -> Parts:
+        """Return the new row and the weighted sum of the old rows as float64 copies."""
+        with torch.inference_mode(False):
+            wide = torch.zeros(
+                (2, self.block.width), dtype=_widest(self.block.device), device=self.block.device
+            )
+        wide[0] = self.rows[0]
+        for task, weight in enumerate(weights):
+            if weight:
+                wide[1].add_(self.rows[task + 1], alpha=weight)
+        return self.cut(as_array(wide, self.backend), slice(1, 2), wide)
+
+    def put_aside(self, zeroed: Sequence[int] | None) -> Held:
+        """Take every `.grad` away; `zeroed` are write counts of the zeroed first row."""
+        block = self.block
+        mine = [p.grad is not None and self.owns(k, p.grad) for k, p in enumerate(block.parameters)]
+        held: Held = []
+        for k, p in enumerate(block.parameters):
+            found = p.grad
+            if found is None:
+                held.append(None)
+            elif not mine[k]:
+                _refuse_sparse(p, found)
+                held.append(found)
+            elif zeroed is not None and self.views[0][k]._version == zeroed[k]:
+                held.append(None)  # nothing was added to the zeros
+            else:
+                if not self.carried:
+                    with torch.inference_mode(False):
+                        place = torch.zeros(block.width, dtype=block.dtype, device=block.device)
+                    self.carried = self._like(self._views(place))
+                with torch.no_grad():
+                    self.carried[k].copy_(found)
+                held.append(self.carried[k])
+            p.grad = None
+        return held
+
+    def total(self, k: int, update: Tensor | None, before: Tensor | None) -> Tensor | None:
+        """Return what `.grad` of parameter number k becomes."""
+        if update is None or before is None:
+            return before if update is None else update
+        with torch.no_grad():
+            if self.carried and before is self.carried[k]:
+                return update.add_(before)
+            # In place, as loss.backward() does, unless a graph needs the old value.
+            return before.detach() + update if before.requires_grad else before.add_(update)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point dtype of a device: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _refuse_sparse(p: nn.Parameter, grad: Tensor) -> None:
+    if grad.layout != torch.strided:
+        raise TypeError(
+            f"the gradient of a parameter of shape {tuple(p.shape)} is sparse "
+            f"({grad.layout}); use dense gradients, as nn.Embedding(sparse=False) does"
+        )
