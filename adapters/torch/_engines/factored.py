@@ -428,7 +428,7 @@ class _Call:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A model that a loss copies during a step gets the original forward of its own modules.
-        return MethodType, (type(self.module).forward, self.module)
+        return getattr, (self.module, "forward")
 
     def available(self) -> bool:
         """Return whether the module can be replaced at present."""
