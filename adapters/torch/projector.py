@@ -314,6 +314,7 @@ class Projector:
         _arguments.task(task)
         with self._user.alone():
             rows = self._sync()
+            rows.keep_apart(frozenset())
             rows.allocate(0)
             rows.attach(task)
 
