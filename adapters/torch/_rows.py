@@ -317,6 +317,9 @@ class Rows:
             for k, p in enumerate(block.block.parameters):
                 if p.grad is not None and block.owns(k, p.grad):
                     p.grad = p.grad.clone() if id(p) in staying else None
+        for p in self.apart:
+            if id(p) not in staying and hasattr(p.grad, _MARK):
+                p.grad = None
 
     def refuse_updates(self) -> None:
         """Raise if `.grad` is still the update of an earlier step, of any projector."""
