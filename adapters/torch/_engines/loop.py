@@ -72,6 +72,9 @@ class Loop(Engine):
             return
         if (factored := self._recorders.get(step.rows)) is None:
             factored = self._recorders[step.rows] = Factored(model)
+        if not factored.promising(step.expected):
+            yield
+            return
         step.apart = factored
         with factored.step(step.expected):
             yield

@@ -603,14 +603,24 @@ class TestChoice:
         for rows, chosen in ((8, ["2.weight"]), (100, []), (9, ["2.weight"])):
             check(model, classify(model, [rows] * 6), chosen, factored=factored)
 
+    def test_pause_after_a_step_without_wide_layers(self):
+        factored = Factored(model := mlp())
+        assert factored.promising(2)
+        recorded(model, classify(model, [5, 4, 3]), factored)
+        assert [factored.promising(2) for _ in range(17)] == [False] * 15 + [True] * 2
+        recorded(model, classify(model, [5, 4, 3]), factored)
+        assert factored.promising(3)
+        assert not factored.promising(2)
+        assert not factored.promising(0)
+
     def test_calls_and_tied_weights_count_together(self):
-        net = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))
+        net = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
         net[1].weight = net[0].weight
         sizes = [9] * 6
-        factored, _ = recorded(net, classify(net, sizes, 300, classes=300))
+        factored, _ = recorded(net, classify(net, sizes, 600, classes=600))
         assert not factored.choose()
         net[1].weight = nn.Parameter(net[1].weight.detach().clone())
-        factored, _ = recorded(net, classify(net, sizes, 300, classes=300))
+        factored, _ = recorded(net, classify(net, sizes, 600, classes=600))
         assert len(factored.choose()) == 2
 
     def test_no_old_tasks(self):
@@ -934,3 +944,12 @@ class TestProjector:
         assert set(projector._rows.apart) == {model[0].weight}
         assert sum(block.rows.numel() for block in projector._rows.blocks) == 10 * 5004
         assert model[0].weight.grad.untyped_storage().nbytes() == 4_000_000
+
+    def test_auto_uses_the_loop_for_wide_layers(self):
+        for width, expected in ((30, "vmap"), (800, "loop")):
+            model = nn.Sequential(nn.Linear(800, width), nn.Tanh(), nn.Linear(width, 4))
+            batches = [(torch.randn(4, 800), torch.randint(4, (4,))) for _ in range(13)]
+            loss = lambda model, x, y: F.cross_entropy(model(x), y)  # noqa: E731
+            projector = Projector(model, engine="auto")
+            projector.backward_batches(loss, batches[0], batches[1:])
+            assert projector.engine == expected
