@@ -1,33 +1,31 @@
-"""Time and memory of steps on wide layers, over the bare backward passes.
+"""Time and memory of a step on wide layers, against the bare backward passes.
 
     python benchmarks/factored.py [--quick]
 
-T = 20 old tasks, one thread, float32, the engine "loop" with Decomposed(strength=0.5). "bare" runs
-the same T + 1 forward and backward passes and nothing else. Times are medians of interleaved calls,
-as CPU time. Extra memory is how far the peak of a new process rises above its peak with bare
-passes.
+One thread, float32, 20 old tasks, the engine "loop" with Decomposed(strength=0.5). "bare" makes the
+same forward and backward calls and nothing else. Batches have 20 samples, or 4 sequences of 32
+tokens. Extra memory is how far the peak of a new process rises above its peak with bare passes.
 """
 
 from __future__ import annotations
 
-import argparse
+import one_thread  # noqa: F401  # isort: skip (before any library starts its thread pool)
+
 import multiprocessing
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from timing import cpu_seconds  # isort: skip (sets the number of threads)
-
 import torch
+from timing import Table, in_turns, milliseconds, parser
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import gradproj as gp
 from gradproj.adapters.torch import Projector
 
-TASKS = 20
-# Name to the highest ratio and the highest extra memory in MB that are accepted.
-BARS = {
+# Name to the targets: the highest ratio, and the highest extra memory in MB.
+TARGETS = {
     "MLP 784-2000-2000-10": (0.85, 100),
     "BERT-like": (1.10, 400),
     "MLP 784-100-100-10": (1.15, None),
@@ -69,24 +67,27 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model(x), y)
 
 
-def steps(name: str) -> dict[str, Callable[[], object]]:
+def steps(name: str, tasks: int) -> dict[str, Callable[[], object]]:
     model, draw = build(name)
-    batches = [(x, torch.randint(10, (len(x),))) for x in (draw() for _ in range(TASKS + 1))]
-    *old, new = batches
-    projector = Projector(model, gp.Decomposed(strength=0.5))
+    inputs = [draw() for _ in range(tasks + 1)]
+    new, *old = [(x, torch.randint(10, (len(x),))) for x in inputs]
+    projector = Projector(model, gp.Decomposed(strength=0.5), engine="loop")
 
     def bare() -> None:
-        for batch in batches:
+        for batch in (*old, new):
             loss(model, *batch).backward()  # type: ignore[no-untyped-call]
 
     def step() -> None:
+        model.zero_grad()
         projector.backward_batches(loss, new, old)
 
-    def cleared() -> None:
-        model.zero_grad()
-        step()
+    return {"bare": bare, "step": step}
 
-    return {"bare": bare, "step": cleared}
+
+def measured(name: str, tasks: int, seconds: float) -> tuple[float, float, float]:
+    """Return the ratio of a step to bare passes, its spread, and the time of bare passes."""
+    turns = in_turns(steps(name, tasks), seconds)
+    return turns.ratio("step", "bare"), turns.spread(["step"], "bare"), turns.seconds("bare")
 
 
 def peak() -> float:
@@ -96,10 +97,9 @@ def peak() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
-def extra_memory(name: str) -> float:
-    """Return how far a step's peak is above that of bare passes, in MB."""
-    torch.set_num_threads(1)
-    functions = steps(name)
+def extra_memory(name: str, tasks: int) -> float:
+    """Return how far the peak of steps is above that of bare passes, in MB."""
+    functions = steps(name, tasks)
     for _ in range(2):
         functions["bare"]()
     before = peak()
@@ -109,20 +109,19 @@ def extra_memory(name: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="measure each model for a second")
-    seconds = 1.0 if parser.parse_args().quick else 20.0
-    torch.set_num_threads(1)
-    print(f"{'network':24}{'bare ms':>9}{'ratio':>8}{'bar':>6}{'extra MB':>10}{'bar':>6}")
+    options = parser(__doc__).parse_args()
+    tasks, seconds = (2, 0.1) if options.quick else (20, 30.0)
+    table = Table(
+        f"A step over its bare backward passes, T = {tasks}",
+        ("ratio", "target", "spread", "bare", "extra MB", "target MB"),
+    )
+    # A process per measurement: the speed of bare passes depends on what was allocated before.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for name, (bar, memory_bar) in BARS.items():
-            memory = pool.apply(extra_memory, (name,))
-            times = cpu_seconds(steps(name), seconds=seconds)
-            print(
-                f"{name:24}{times['bare'] * 1e3:>9.1f}{times['step'] / times['bare']:>8.2f}"
-                f"{bar:>6.2f}{memory:>10.0f}{memory_bar or '–':>6}",
-                flush=True,
-            )
+        for name, (target, limit) in list(TARGETS.items())[: 1 if options.quick else None]:
+            ratio, spread, bare = pool.apply(measured, (name, tasks, seconds))
+            memory = pool.apply(extra_memory, (name, tasks))
+            cells = f"{memory:.0f}", None if limit is None else f"{limit}"
+            table.row(name, ratio, target, spread, milliseconds(bare), *cells)
 
 
 if __name__ == "__main__":
