@@ -120,7 +120,7 @@ def main() -> None:
         for name, (target, limit) in list(TARGETS.items())[: 1 if options.quick else None]:
             ratio, spread, bare = pool.apply(measured, (name, tasks, seconds))
             memory = pool.apply(extra_memory, (name, tasks))
-            cells = f"{memory:.0f}", None if limit is None else f"{limit}"
+            cells = f"{max(memory, 0.0):.0f}", None if limit is None else f"{limit}"
             table.row(name, ratio, target, spread, milliseconds(bare), *cells)
 
 
