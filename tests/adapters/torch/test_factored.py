@@ -361,7 +361,7 @@ class TestUsedOutside:
         check(model, losses, [], torch.float64, factored, {**losses, **early})
         early = {None: losses[None]()}
         check(model, losses, MLP, torch.float64, factored, {**losses, **early})
-        # All losses from before: there are no pairs.
+        # All losses from before: no pairs are recorded.
         early = {task: loss() for task, loss in losses.items()}
         check(model, losses, MLP, torch.float64, factored, early)
 
