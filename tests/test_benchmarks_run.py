@@ -75,6 +75,13 @@ EXPECTED = {
             ("target", "measured", "result"),
         ),
     },
+    "factored": {
+        "A step over its bare": Expected(
+            ("MLP 784-2000-2000-10",),
+            ("ratio", "target", "spread", "bare", "extra MB", "target MB"),
+            signed=("spread", "extra MB"),
+        ),
+    },
     "precision": {
         "Residual": Expected(
             ("trained network", "specific part × 0.1", "specific part × 0.001"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ class Block:
     """
 
     parameters: tuple[nn.Parameter, ...]
+    owners: tuple[int, ...]  # the number of each parameter's layer
     slots: tuple[Slot, ...]
     segments: tuple[Segment, ...]
     width: int
@@ -92,6 +93,15 @@ class Layout:
         """All parameters, block by block."""
         return [p for block in self.blocks for p in block.parameters]
 
+    def without(self, parameters: Collection[nn.Parameter]) -> list[Block]:
+        """Return the blocks with columns for all but some parameters."""
+        found = []
+        for block in self.blocks:
+            members = zip(block.owners, block.parameters, strict=True)
+            kept = [(layer, p) for layer, p in members if p not in parameters]
+            found.append(_block(block.dtype, block.device, kept))
+        return found
+
     def describes(self, model: nn.Module) -> bool:
         """Whether the model still has the parameters that it had, of the same kinds."""
         found = _signature(unwrapped(model))
@@ -114,8 +124,8 @@ def _block(
             columns = slice(segments.pop().columns.start, columns.stop)
         segments.append(Segment(layer, columns))
         width = columns.stop
-    parameters = tuple(p for _, p in members)
-    return Block(parameters, tuple(slots), tuple(segments), width, dtype, device)
+    owners, parameters = tuple(layer for layer, _ in members), tuple(p for _, p in members)
+    return Block(parameters, owners, tuple(slots), tuple(segments), width, dtype, device)
 
 
 def _signature(model: nn.Module) -> list[tuple[Any, ...]]:

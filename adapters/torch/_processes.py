@@ -39,6 +39,11 @@ class Processes:
         self.group = group
         self._warned = False
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other process takes part in the training."""
+        return self.mode is None and (not _initialized() or dist.get_world_size(self.group) < 2)
+
     def warn(self, model: nn.Module) -> None:
         """Warn once if the replicas of a plain module would drift apart."""
         if self._warned or self.mode is not None or not _initialized():

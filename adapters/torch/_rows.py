@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ _MARK = "_gradproj_update"
 _SAFE = 1e-24, 1e36
 
 Task = int | None  # None is the new task
-Held = list[Tensor | None]
+Held = dict[nn.Parameter, Tensor]
 
 
 class Parts(NamedTuple):
@@ -41,11 +41,21 @@ class Rows:
     Gradients that need a wider dtype than their own land in a single row of their own dtype, and
     are converted when they are collected. These are float16 and bfloat16 gradients, which are
     measured in float32, and gradients that are added up, in float64.
+
+    Attributes
+    ----------
+    apart : dict
+        Parameters without columns, because an engine has another form for their gradients, and the
+        numbers of their layers.
+    updates : dict
+        The updates of these parameters.
     """
 
     def __init__(self, layout: Layout, backend: Backend) -> None:
         self.layout = layout
         self.copied = 0
+        self.apart: dict[nn.Parameter, int] = {}
+        self.updates: dict[nn.Parameter, Tensor] = {}
         self.blocks = [_Memory(b, choose_backend(backend, b.device)) for b in layout.blocks]
         self._attached: tuple[Task, list[list[int]]] | None = None
 
@@ -75,6 +85,24 @@ class Rows:
         for block in self.blocks:
             if block.summed != summed or tasks + 1 > len(block.rows):
                 block.allocate(tasks + 1, summed)
+
+    def keep_apart(self, parameters: frozenset[nn.Parameter]) -> None:
+        """Give columns to all but these parameters; keep nothing of what was there."""
+        if parameters == self.apart.keys():
+            return
+        for block in self.blocks:
+            block.disown()
+        self.apart = {
+            p: layer
+            for block in self.layout.blocks
+            for p, layer in zip(block.parameters, block.owners, strict=True)
+            if p in parameters
+        }
+        blocks = self.layout.without(parameters)
+        self.blocks = [
+            _Memory(block, known.backend) for block, known in zip(blocks, self.blocks, strict=True)
+        ]
+        self._attached = None
 
     def grow(self, task: Task) -> None:
         """Make room for a task beside those that are there; the capacity doubles."""
@@ -227,10 +255,18 @@ class Rows:
             if block.landing is not None and block.block.width
         )
 
-    def poison(self) -> None:
-        """Fill the update with NaN, on which GradScaler skips the step."""
+    def poison(self, used: Callable[[nn.Parameter], bool] | None = None) -> None:
+        """Fill the update with NaN, on which GradScaler skips the step.
+
+        `used` says which of the parameters without columns have a gradient.
+        """
         for block in self.blocks:
             block.rows[0].fill_(torch.nan)
+        self.updates = {
+            p: torch.full_like(p, torch.nan, requires_grad=False)
+            for p in self.apart
+            if used is None or used(p)
+        }
 
     # `.grad` before and after a step -------------------------------------------------------------
 
@@ -239,30 +275,37 @@ class Rows:
 
         Where `.grad` is a view of a row, its contents move to a place of their own.
         """
-        held: Held = []
+        held: Held = {}
         zeroed = self._attached[1] if self._attached and self._attached[0] is None else None
         for number, block in enumerate(self.blocks):
-            held += block.put_aside(zeroed[number] if zeroed else None)
+            held |= block.put_aside(zeroed[number] if zeroed else None)
+        for p in self.apart:
+            if p.grad is not None:
+                _refuse_sparse(p, p.grad)
+                held[p], p.grad = p.grad, None
         self._attached = None
         return held
 
     def restore(self, held: Held) -> None:
         """Let every `.grad` be what `put_aside` returned."""
         self._attached = None
-        for p, before in zip(self.layout.parameters, held, strict=True):
-            p.grad = before
+        for p in self.layout.parameters:
+            p.grad = held.get(p)
 
     def hand_over(self, touched: Sequence[bool], held: Held | None = None) -> None:
         """Add the update to what `.grad` was; None stays None for a parameter without gradients."""
-        flags, before = iter(touched), iter(held or [None] * len(touched))
+        flags, held = iter(touched), held or {}
         self._attached = None
         for block in self.blocks:
             if block.landing is not None:
                 block.landing.copy_(block.rows[0])
             for k, (p, grad) in enumerate(zip(block.block.parameters, block.grads[0], strict=True)):
-                p.grad = block.total(k, grad if next(flags) else None, next(before))
-                if p.grad is not None:
-                    setattr(p.grad, _MARK, p.grad._version)
+                p.grad = block.total(k, grad if next(flags) else None, held.get(p))
+        for p in self.apart:
+            p.grad = _total(self.updates.pop(p, None), held.get(p))
+        for p in self.layout.parameters:
+            if p.grad is not None:
+                setattr(p.grad, _MARK, p.grad._version)
 
     def release(self, kept: Sequence[nn.Parameter]) -> None:
         """Take the views out of all `.grad`: copies for the `kept` parameters, None for the others.
@@ -274,6 +317,9 @@ class Rows:
             for k, p in enumerate(block.block.parameters):
                 if p.grad is not None and block.owns(k, p.grad):
                     p.grad = p.grad.clone() if id(p) in staying else None
+        for p in self.apart:
+            if id(p) not in staying and hasattr(p.grad, _MARK):
+                p.grad = None
 
     def refuse_updates(self) -> None:
         """Raise if `.grad` is still the update of an earlier step, of any projector."""
@@ -309,9 +355,7 @@ class _Memory:
     def allocate(self, count: int, summed: bool) -> None:
         """Take this number of new rows of zeros in place of those that were there."""
         block, self.summed = self.block, summed
-        for k, p in enumerate(block.parameters):  # a view would keep the old rows alive
-            if p.grad is not None and self.owns(k, p.grad):
-                p.grad = p.grad.clone()
+        self.disown()
         self.array, self._parts, self.views, self.grads = None, None, [], []
         work = torch.float32 if block.dtype in HALF else block.dtype
         if summed:
@@ -346,6 +390,12 @@ class _Memory:
     def owns(self, k: int, grad: Tensor) -> bool:
         """Whether a gradient of parameter number k is a view of a row."""
         return any(grad is grads[k] for grads in self.grads)
+
+    def disown(self) -> None:
+        """Copy each `.grad` that is a view of a row, because it would keep all rows alive."""
+        for k, p in enumerate(self.block.parameters):
+            if p.grad is not None and self.owns(k, p.grad):
+                p.grad = p.grad.clone()
 
     def versions(self, row: int) -> list[int]:
         """Return the write counts of a row's views; they change when autograd accumulates."""
@@ -420,36 +470,41 @@ class _Memory:
         """Take every `.grad` away; `zeroed` are write counts of the zeroed first row."""
         block = self.block
         mine = [p.grad is not None and self.owns(k, p.grad) for k, p in enumerate(block.parameters)]
-        held: Held = []
+        held: Held = {}
         for k, p in enumerate(block.parameters):
             found = p.grad
             if found is None:
-                held.append(None)
-            elif not mine[k]:
+                continue
+            if not mine[k]:
                 _refuse_sparse(p, found)
-                held.append(found)
-            elif zeroed is not None and self.views[0][k]._version == zeroed[k]:
-                held.append(None)  # nothing was added to the zeros
-            else:
+                held[p] = found
+            # Otherwise nothing was added to the zeros.
+            elif zeroed is None or self.views[0][k]._version != zeroed[k]:
                 if not self.carried:
                     with torch.inference_mode(False):
                         place = torch.zeros(block.width, dtype=block.dtype, device=block.device)
                     self.carried = self._like(self._views(place))
                 with torch.no_grad():
                     self.carried[k].copy_(found)
-                held.append(self.carried[k])
+                held[p] = self.carried[k]
             p.grad = None
         return held
 
     def total(self, k: int, update: Tensor | None, before: Tensor | None) -> Tensor | None:
         """Return what `.grad` of parameter number k becomes."""
-        if update is None or before is None:
-            return before if update is None else update
-        with torch.no_grad():
-            if self.carried and before is self.carried[k]:
+        if update is not None and self.carried and before is self.carried[k]:
+            with torch.no_grad():
                 return update.add_(before)
-            # In place, as loss.backward() does, unless a graph needs the old value.
-            return before.detach() + update if before.requires_grad else before.add_(update)
+        return _total(update, before)
+
+
+def _total(update: Tensor | None, before: Tensor | None) -> Tensor | None:
+    """Return what `.grad` becomes."""
+    if update is None or before is None:
+        return before if update is None else update
+    with torch.no_grad():
+        # In place, as loss.backward() does, unless a graph needs the old value.
+        return before.detach() + update if before.requires_grad else before.add_(update)
 
 
 def _widest(device: torch.device) -> torch.dtype:

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import gradproj as gp
 from gradproj.adapters.torch._backends import on_torch_stream
 from gradproj.adapters.torch._processes import Processes
-from gradproj.adapters.torch._rows import Parts, Rows
+from gradproj.adapters.torch._rows import Parts, Rows, Task
 
 HostArray = NDArray[np.float64]
 
 ADVICE = 'lower the learning rate, or with mixed precision use overflow="skip"'
+
+
+class Apart(Protocol):
+    """Gradients that are not in the rows: an engine has another form for them."""
+
+    def choose(self) -> frozenset[nn.Parameter]:
+        """Return the parameters, once the first forward pass has been made."""
+        ...
+
+    def recording(self, task: Task) -> AbstractContextManager[None]:
+        """Take the gradients of a backward pass that is made inside the context."""
+        ...
+
+    def used(self, parameter: nn.Parameter) -> bool:
+        """Whether any backward pass had a gradient for one of the parameters."""
+        ...
+
+    def products(self, parameter: nn.Parameter) -> gp.Products:
+        """Return the inner products of a parameter's gradients."""
+        ...
+
+    def combine(self, parameter: nn.Parameter, coefficients: HostArray, scale: HostArray) -> Tensor:
+        """Return the update of a parameter."""
+        ...
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        ...
 
 
 class Solver:
@@ -43,13 +74,21 @@ class Solver:
         # are in no single process.
         return reduction if self.processes.mode is None else None
 
-    def measure(self, rows: Rows, parts: Sequence[Parts]) -> gp.Products:
+    def measure(
+        self, rows: Rows, parts: Sequence[Parts], apart: Apart | None = None
+    ) -> gp.Products:
         """Measure the inner products of each layer; raise NotFiniteError for NaN or infinity."""
         found = []
         for block, part in zip(rows.blocks, parts, strict=True):
-            with on_torch_stream(block.backend, block.block.device):
-                found.append(gp.measure_layers(part.new, part.old, check=False))
-        products = found[0] if len(found) == 1 else _added(rows, found)
+            if part.new:
+                with on_torch_stream(block.backend, block.block.device):
+                    measured = gp.measure_layers(part.new, part.old, check=False)
+                found.append((block.block.layers, measured))
+        if apart is not None:
+            found += [([layer], apart.products(p)[None]) for p, layer in rows.apart.items()]
+        layers = len(rows.layout.names)
+        complete = len(found) == 1 and len(found[0][0]) == layers
+        products = found[0][1] if complete else _added(layers, found)
         products = self.processes.total(products, rows)
         finite = products.finite & np.isfinite(products.square)
         if not finite.all():
@@ -78,17 +117,32 @@ class Solver:
             products.C[zero], products.h[zero] = 0.0, 0.0
         return reduction.method.solve(products)
 
-    def combine(self, rows: Rows, parts: Sequence[Parts], solution: gp.Solution) -> None:
+    def combine(
+        self,
+        rows: Rows,
+        parts: Sequence[Parts],
+        solution: gp.Solution,
+        apart: Apart | None = None,
+    ) -> None:
         """Replace the new task's row by the update; raise NotFiniteError if it does not fit."""
         fits = True
         for block, part in zip(rows.blocks, parts, strict=True):
-            chosen = solution if len(rows.blocks) == 1 else solution[block.block.layers]
+            if not part.new:
+                continue
+            complete = len(part.new) == len(solution.coefficients)
+            chosen = solution if complete else solution[block.block.layers]
             with on_torch_stream(block.backend, block.block.device):
                 try:
                     gp.combine_layers(part.new, part.old, chosen, out=part.new)
                 except gp.NotFiniteError:
                     fits = False
         rows.narrow(parts)
+        rows.updates = {}
+        for p, layer in rows.apart.items():
+            if apart is not None and apart.used(p):
+                update = apart.combine(p, solution.coefficients[layer], solution.scale[layer])
+                fits = fits and math.isfinite(torch.linalg.vector_norm(update, torch.inf))
+                rows.updates[p] = update
         if not self.processes.agree(fits and rows.fits(), rows):
             raise gp.NotFiniteError(f"the update does not fit into the gradients' dtype; {ADVICE}")
 
@@ -110,12 +164,11 @@ def added_lengths(rows: Rows, lengths: Sequence[Sequence[Tensor]], weights: Host
     return added
 
 
-def _added(rows: Rows, found: Sequence[gp.Products]) -> gp.Products:
-    """Add up the products of layers that mix dtypes or devices."""
-    L, T = len(rows.layout.names), found[0].h.shape[1]
+def _added(L: int, found: Sequence[tuple[list[int], gp.Products]]) -> gp.Products:
+    """Add up the products of layers that mix dtypes, devices or forms of gradients."""
+    T = found[0][1].h.shape[1]
     total = gp.Products(np.zeros((L, T, T)), np.zeros((L, T)), np.zeros(L), np.zeros(L))
-    for block, products in zip(rows.blocks, found, strict=True):
-        layers = block.block.layers
+    for layers, products in found:
         total.C[layers] += products.C
         total.h[layers] += products.h
         total.square[layers] += products.square

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 from torch import Tensor, nn
 
 import gradproj as gp
 from gradproj.adapters.torch._arguments import Overflow
 from gradproj.adapters.torch._rows import Held, Rows, Task
-from gradproj.adapters.torch._solver import Solver, added_lengths, is_choice
+from gradproj.adapters.torch._solver import Apart, Solver, added_lengths, is_choice
 
 
 class Step:
@@ -26,6 +27,11 @@ class Step:
         one combination of the old gradients then gets that combination alone, in one row.
     held : list, optional
         What `.grad` was, if the update is to be added to it.
+
+    Attributes
+    ----------
+    apart : Apart or None
+        Set by an engine that keeps some gradients in another form.
     """
 
     def __init__(
@@ -34,9 +40,10 @@ class Step:
         self.rows = rows
         self.solver = solver
         self.held = held
+        self.expected = tasks
+        self.apart: Apart | None = None
         self.reduction = solver.begin(tasks)
         self.summed = self.reduction is not None and not is_choice(self.reduction)
-        rows.allocate(1 if self.reduction else tasks or 0, summed=self.summed)
         self.reset()
 
     def reset(self) -> None:
@@ -46,6 +53,15 @@ class Step:
         self._touched: dict[Task, list[bool]] = {}
         self._written = False
         self._lengths: list[list[Tensor]] = []
+        self._ready = False
+
+    def _prepare(self) -> None:
+        """Make room for the gradients, right before the first of them."""
+        if self._ready:
+            return
+        self._ready = True
+        self.rows.keep_apart(frozenset() if self.apart is None else self.apart.choose())
+        self.rows.allocate(1 if self.reduction else self.expected or 0, summed=self.summed)
         if self.summed:
             self.rows.zero(0)
 
@@ -60,10 +76,12 @@ class Step:
 
     def backward(self, task: Task, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run a loss backward into the row of its task; every `.grad` is None afterwards."""
+        self._prepare()
         self.rows.attach(self._place(task))
         parameters = self.rows.layout.parameters
         before = [p._version for p in parameters]
-        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        with nullcontext() if self.apart is None else self.apart.recording(task):
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         if before != [p._version for p in parameters]:
             raise RuntimeError(
                 "a parameter changed during backward: an optimizer that steps inside backward "
@@ -78,6 +96,7 @@ class Step:
         self.rows.clear()
 
     def _collect(self, task: Task) -> None:
+        self._prepare()
         place, weight = self._place(task), None
         if self.summed and task is not None:
             assert self.reduction is not None
@@ -91,6 +110,7 @@ class Step:
 
     def write(self, gradients: Mapping[nn.Parameter, Tensor], tasks: int) -> None:
         """Take the gradients (T, *shape) of all old tasks that the method needs."""
+        self._prepare()
         if self.summed:
             assert self.reduction is not None
             weights = self.reduction.weights[self.reduction.tasks].tolist()
@@ -131,7 +151,8 @@ class Step:
             touched = [any(column) for column in zip(*self._touched.values(), strict=True)]
         touched = solver.processes.share(rows, tasks, touched)
         reduction, parts = self.reduction, rows.parts(tasks)
-        if reduction is None and (reduction := solver.begin(tasks)) is not None:
+        known = reduction is not None or self.apart is not None
+        if not known and (reduction := solver.begin(tasks)) is not None:
             # The number of old tasks was not known before, so that each has a row of its own.
             if is_choice(reduction):
                 parts = rows.chosen(reduction.tasks[0])
@@ -139,18 +160,21 @@ class Step:
                 parts, self._lengths = rows.summed(reduction.weights.tolist())
         solution: gp.Solution | None
         try:
-            products = solver.measure(rows, parts)
+            products = solver.measure(rows, parts, self.apart)
             scale = None
             if reduction is not None and self._lengths:
                 weights = reduction.weights[reduction.tasks]
                 scale = added_lengths(rows, self._lengths, weights)
             solution = solver.solve(products, reduction, scale, rows.epsilon)
-            solver.combine(rows, parts, solution)
+            solver.combine(rows, parts, solution, self.apart)
         except gp.NotFiniteError:
             if overflow == "raise":
                 raise
             solution = None
-            rows.poison()
+            rows.poison(self.apart.used if self.apart is not None else None)
+        finally:
+            if self.apart is not None:
+                self.apart.clear()
         rows.hand_over(touched, self.held)
         if solution is None or reduction is None:
             return solution

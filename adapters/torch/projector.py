@@ -61,7 +61,9 @@ class Projector:
         The loss must then be a pure function: side effects inside vmap are not visible outside.
         "auto" uses vmap where it has been measured to be faster, and the loop otherwise. These are
         networks of linear layers, activations and layer norms, with ten or more old tasks whose
-        batches have one shape.
+        batches have one shape, unless most parameters are in wide layers. The loop stores the
+        gradients of wide linear and embedding layers in factored form where that is cheaper, so
+        that updates may differ in their last digits from those of :meth:`project`.
     running_statistics : bool
         Whether passes over old batches move the running statistics of batch norm and the observers
         of quantization-aware training. Each pass is normalized by its own batch either way.
@@ -314,6 +316,7 @@ class Projector:
         _arguments.task(task)
         with self._user.alone():
             rows = self._sync()
+            rows.keep_apart(frozenset())
             rows.allocate(0)
             rows.attach(task)
 

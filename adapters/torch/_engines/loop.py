@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from gradproj.adapters.torch._engines.base import Batch, Engine, Evaluate
-from gradproj.adapters.torch._rows import Task
+from gradproj.adapters.torch._engines.factored import Factored
+from gradproj.adapters.torch._rows import Rows, Task
 from gradproj.adapters.torch._statistics import keep_running_statistics, refuse_tensors
 from gradproj.adapters.torch._step import Step
 
@@ -18,6 +20,10 @@ class Loop(Engine):
     """Runs every loss backward on its own; works for every model and loss."""
 
     name = "loop"
+
+    def __init__(self) -> None:
+        # The recorder of a model is made again when its parameters change, as the rows are.
+        self._recorders: WeakKeyDictionary[Rows, Factored] = WeakKeyDictionary()
 
     def obstacle(self, model: nn.Module, old: Sequence[Batch]) -> str | None:
         """Return None: there is never an obstacle."""
@@ -35,7 +41,8 @@ class Loop(Engine):
         if not evaluate.running_statistics:
             refuse_tensors(old)
             kept = keep_running_statistics(evaluate.model)  # type: ignore[assignment]
-        with step.solver.processes.watch(evaluate.model) as check:
+        watch = step.solver.processes.watch(evaluate.model)
+        with self._factoring(step, evaluate.model), watch as check:
 
             def backward(given: Any, task: Task) -> Tensor:
                 value = evaluate(given, task)
@@ -52,3 +59,22 @@ class Loop(Engine):
                 for task, given in enumerate(old):
                     backward(given, task)
             return backward(new, None) if value is None else value
+
+    @contextmanager
+    def _factoring(self, step: Step, model: nn.Module) -> Iterator[None]:
+        """Keep the gradients of wide layers factored where that is possible.
+
+        The number of old tasks must be known, to choose the layers. Averaged gradients and methods
+        that need only one combination of the old gradients have no use for pairs.
+        """
+        if not step.expected or step.reduction is not None or not step.solver.processes.alone:
+            yield
+            return
+        if (factored := self._recorders.get(step.rows)) is None:
+            factored = self._recorders[step.rows] = Factored(model)
+        if not factored.promising(step.expected):
+            yield
+            return
+        step.apart = factored
+        with factored.step(step.expected):
+            yield

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradproj.adapters.torch._engines.base import Batch, Engine, Evaluate, VectorizeError, call
+from gradproj.adapters.torch._engines.factored import is_wide
 from gradproj.adapters.torch._statistics import is_observer
 from gradproj.adapters.torch._step import Step
 
@@ -44,7 +45,15 @@ class Vmap(Engine):
 
     def worthwhile(self, model: nn.Module, old: Sequence[Batch] | None) -> bool:
         """Whether vmap has been measured to be faster than the loop."""
-        return (old is None or len(old) >= _FEWEST) and _known_fast(model)
+        if old is None:
+            return _known_fast(model)
+        # The loop keeps wide layers factored. For an MLP 784-2000-2000-10 with 20 old tasks and
+        # batches of 20 it took 0.9 times the bare backward passes, and vmap 1.8 times.
+        return (
+            len(old) >= _FEWEST
+            and _known_fast(model)
+            and not is_wide(model, _rows(old[0]), len(old))
+        )
 
     def run(self, step: Step, evaluate: Evaluate, new: Any, old: Iterable[Any]) -> Tensor:
         """Compute the old tasks' gradients at once, then the new one's."""
@@ -136,6 +145,14 @@ def _ragged(old: Sequence[Batch]) -> str | None:
     if len(kinds) > 1:
         return f"the old batches differ in shape or dtype ({len(kinds)} kinds)"
     return None
+
+
+def _rows(batch: Batch) -> int:
+    """Estimate how many rows the linear layers of a model get from a batch."""
+    for value in batch.values() if isinstance(batch, Mapping) else batch:
+        if isinstance(value, Tensor) and value.dim():
+            return value.numel() // (value.shape[-1] or 1 if value.is_floating_point() else 1)
+    return 1
 
 
 def _known_fast(model: nn.Module) -> bool:
