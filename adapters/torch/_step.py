@@ -25,7 +25,7 @@ class Step:
     tasks : int, optional
         The number of old tasks, if it is known before the first gradient. A method that needs only
         one combination of the old gradients then gets that combination alone, in one row.
-    held : list, optional
+    held : dict, optional
         What `.grad` was, if the update is to be added to it.
 
     Attributes

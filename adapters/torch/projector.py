@@ -414,7 +414,7 @@ class Projector:
             held = rows.put_aside()
             if replicas(self.model) is not None:
                 # With gradient_as_bucket_view the next backward call writes to the old `.grad`.
-                held = [None if grad is None else grad.clone() for grad in held]
+                held = {p: grad.clone() for p, grad in held.items()}
             try:
                 yield Step(rows, self._solver, tasks, held)
             except BaseException:
