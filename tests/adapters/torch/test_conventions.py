@@ -495,6 +495,7 @@ class Replay(torch.utils.data.Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:This process")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # where JAX has been imported
 def test_workers_of_a_data_loader_draw_different_samples():
     memory = EpisodicMemory(1000, seed=3)
     memory.add(0, torch.arange(1000))
