@@ -53,7 +53,7 @@ def gram_and_product(xp: Any, rows: Array, new: Array) -> tuple[Array, Array, Ar
     if len(rows) == 1:
         row = rows[0]
         return np.full((1, 1), _dot(row, row)), np.full(1, _dot(row, new)), _dot(new, new)
-    return _gram(rows), rows @ new, _dot(new, new)
+    return _gram(rows), (rows @ new).astype(np.float64), _dot(new, new)
 
 
 def _dot(a: HostArray, b: HostArray) -> Any:

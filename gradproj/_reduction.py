@@ -71,7 +71,10 @@ class Reduction:
         scale : array_like (L,)
             The lengths of its terms added up, :math:`\sum_i |a_i| \|g_i\|`, or an estimate.
         """
-        return ~(np.asarray(square) > (_DIGITS_LOST * np.asarray(scale)) ** 2)
+        square, scale = np.asarray(square), np.asarray(scale)
+        # A sum is never longer than its terms. If it is, then the estimate is wrong, for example
+        # because it has seen only columns that are zero.
+        return ~((square > (_DIGITS_LOST * scale) ** 2) & (square < 4 * scale**2))
 
     def cancels(
         self, square: npt.ArrayLike, scale: npt.ArrayLike, epsilon: float

@@ -117,3 +117,16 @@ def test_precise_takes_no_more_memory_than_its_result(call):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * N * 1.5
+
+
+@pytest.mark.parametrize("N", [3000, 40_000])
+def test_a_sum_that_cancels_behind_columns_of_zeros(N):
+    # As of units that are not active: all columns that are sampled are zero.
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((2, N))
+    G = np.stack([a, b, -(a + b)]).astype(np.float32)
+    for start in range(0, N, 16_384):
+        G[:, start : start + 1100] = 0.0
+    g = rng.standard_normal(N).astype(np.float32)
+    for new in (g, -g):
+        assert np.array_equal(gp.project(new, G, gp.AGEM()), new)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support import backends
 
 import gradproj as gp
 
@@ -125,3 +126,18 @@ def test_an_unknown_square_is_not_a_number():
     assert np.isnan(gp.Products(np.eye(2), np.ones(2)).square)
     assert np.isnan((gp.Products([[1.0]], [1.0]) + gp.Products([[1.0]], [1.0], 4.0)).square)
     assert gp.GEM().solve(gp.Products(np.eye(2), [-1.0, 1.0])).coefficients.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("library", ["numpy", "strict"])
+@pytest.mark.parametrize("T", [1, 3, 20])
+def test_blocks_are_added_in_float64(library, T):
+    # Integers up to 15: every block's product is exact in float32, below 2²⁴, and the total is not.
+    backend = backends.get(library)
+    rng = np.random.default_rng(0)
+    new, old = rng.integers(1, 16, 600_001), rng.integers(1, 16, (T, 600_001))
+    g, G = (backend.array(x.astype(np.float32)) for x in (new, old))
+    found = gp.measure_layers([g], [G])
+    assert found.tolerance[0] > 1e-13
+    assert np.array_equal(found.h[0], old @ new)
+    assert np.array_equal(found.C[0], (old.astype(float) @ old.T).astype(int))
+    assert found.square[0] == new @ new
