@@ -26,10 +26,11 @@ def explicit_basis(G: np.ndarray, method: gp.Decomposed) -> np.ndarray:
 
 
 def shared_gradient(G: np.ndarray, method: gp.Decomposed) -> np.ndarray:
-    """The mean of the rows; zero where it is nothing but rounding, or where the method is blind."""
-    shared = G.mean(0)
+    """The mean of the rows; zero if the method ignores it or only rounding is free of the basis."""
+    shared, B = G.mean(0), explicit_basis(G, method)
     noise = 1e-13 * np.linalg.norm(G, axis=1).max()
-    return shared if method.shared and np.linalg.norm(shared) > noise else np.zeros_like(shared)
+    free = np.linalg.norm(shared - B.T @ (B @ shared)) > noise
+    return shared if method.shared and free else np.zeros_like(shared)
 
 
 def condition(G: np.ndarray, method: gp.Decomposed) -> float:
