@@ -185,6 +185,11 @@ def test_float32_is_optimal_to_its_rounding(library, length, precise, case, rank
     # Where float32 cannot tell a length from zero, there is no one answer to compare with.
     clear = lengths > 1e-2 * longest
     assume((clear | (lengths < 1e-7 * longest)).all())
+    # A short basis and a short rest of ḡ multiply: their product must be above the tolerance too.
+    basis, rest = (
+        each[each > 1e-2 * longest].min(initial=longest) for each in np.split(lengths, [-1])
+    )
+    assume(basis * rest > 1e-2 * longest**2)
     if not clear[-1]:
         shared = np.zeros_like(shared)
     assume(rank is None or has_clear_cut(wide, gp.Decomposed(rank=rank), gap=0.9))
