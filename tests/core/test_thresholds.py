@@ -261,22 +261,42 @@ def test_a_sum_that_cancels_anywhere_in_a_long_layer(N):
             assert np.array_equal(found.update, g)
 
 
-@pytest.mark.parametrize("where", ["first", "last"])
-def test_a_sum_that_cancels_in_one_block_is_followed_in_the_others(where):
+@pytest.mark.parametrize("where", [slice(0, 16_384), slice(32_768, 40_000)], ids=["first", "last"])
+@pytest.mark.parametrize(("rest", "corrected"), [(1e-5, True), (1e-8, False)])
+def test_a_sum_that_cancels_in_one_block(where, rest, corrected):
+    # Beside the long part that cancels, a rest of 1e-8 is less than the rounding of float32.
     rng = np.random.default_rng(5)
-    N = 40_000
-    G = 1e-6 * rng.standard_normal((2, N))
-    part = slice(0, 16_384) if where == "first" else slice(32_768, N)
-    G[1] = 0.0
-    G[:, part] = rng.standard_normal((1, part.stop - part.start)) * [[1.0], [-1.0]]
-    # The rounding of the long, cancelling part is 1e-7; the rest of the sum is of that size.
-    g = rng.standard_normal(N)
-    G, g = G.astype(np.float32), g.astype(np.float32)
+    G = np.zeros((2, 40_000))
+    G[0] = rest * rng.standard_normal(40_000)
+    G[:, where] = rng.standard_normal(where.stop - where.start) * [[1.0], [-1.0]]
+    g = (rng.standard_normal(40_000) - G.sum(0) / rest).astype(np.float32)
+    found = gp.project(g, G.astype(np.float32), gp.AGEM(), full_output=True)
+    assert found.corrected == corrected
+    expected = g.astype(float)
+    if corrected:
+        mean = G.astype(np.float32).astype(float).mean(0)
+        expected = expected - (mean @ expected) / (mean @ mean) * mean
+    assert np.allclose(found.update, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("N", [3000, 40_000])
+def test_a_sum_that_loses_two_digits_is_formed_in_float64(N):
+    rng = np.random.default_rng(6)
+    a, b, p, r = rng.standard_normal((4, N))
+    G = np.stack([a, b, 0.03 * p - (a + b)]).astype(np.float32)  # the mean has length 0.01
+    g = (r - 10 * p).astype(np.float32)
+    expected = gp.project(g.astype(float), G.astype(float), gp.AGEM())
+    w = gp.project(g, G, gp.AGEM())
+    assert np.linalg.norm(w - expected) < 3e-7 * np.linalg.norm(g)
+
+
+@pytest.mark.parametrize("N", [50, 3000])
+def test_a_difference_of_one_rounding_unit_is_zero(N):
+    rng = np.random.default_rng(7)
+    a, g = rng.standard_normal((2, N)).astype(np.float32)
+    G = np.stack([a, np.nextafter(a, np.float32(9))])
     for new in (g, -g):
-        expected = gp.project(new.astype(float), G.astype(float), gp.AGEM())
-        found = gp.project(new, G, gp.AGEM(), full_output=True)
-        assert found.corrected == (not np.array_equal(expected, new.astype(float)))
-        assert np.allclose(found.update, expected, atol=1e-5)
+        assert np.array_equal(gp.project(new, G, Weighted(1.0, -1.0)), new)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
