@@ -9,11 +9,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= auto
 
-.PHONY: help demo test lint types test-deep bench clean
+.PHONY: help demo test lint types test-deep mutants bench clean
 help:
 	@echo "make demo       continual learning on handwritten digits, two minutes: a table and a picture"
 	@echo "make test       lint, types and all tests"
 	@echo "make test-deep  the property tests on more than 100,000 cases (half an hour)"
+	@echo "make mutants    change the core in about 200 places: the tests must notice (half an hour; ONLY='gem* sums' for some)"
 	@echo "make bench      cost of each part, as ratios from one run (QUICK=1: one minute, to check that it runs)"
 	@echo "make clean      remove the environment and what tools left behind"
 
@@ -43,6 +44,10 @@ types: $(VENV)/ready
 
 test-deep: $(VENV)/ready
 	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) tests/core
+
+# Resumes after an interruption. ONLY takes names of mutants, of modules, or patterns.
+mutants: $(VENV)/ready
+	@set -f; $(BIN)/python tests/mutants/run.py $(ONLY)
 
 $(VENV)/bench: $(VENV)/ready
 	$(PIP) install -q -c constraints.txt --group bench

@@ -187,13 +187,15 @@ def test_blocks_of_columns_add_up_to_the_whole(T, N):
     G = np.random.default_rng(1).standard_normal((T, N)).astype(np.float32)
     found = gp.measure(G[0], G, precise=False)
     # Not as a matrix product, whose own rounding in float64 is as large as what is tested.
-    exact = np.stack([(row * G.astype(float)).sum(1) for row in G.astype(float)])
-    assert np.abs(found.C - exact).max() < 1e-6 * N
+    wide, some = G.astype(float), np.unique([*range(0, T, 1 + T // 20), T - 1])
+    exact = np.stack([(wide[k] * wide).sum(1) for k in some])
+    assert np.abs(found.C - found.C.T).max() < 1e-6 * N
+    assert np.abs(found.C[some] - exact).max() < 1e-6 * N
     assert np.abs(found.h - exact[0]).max() < 1e-6 * N
     assert abs(found.square - exact[0, 0]) < 1e-6 * N
     precise = gp.measure(G[0], G)
     # dpnp adds up one number after the other: 2e-14 of N at N = 70,000.
-    assert np.abs(precise.C - exact).max() < 1e-13 * N
+    assert np.abs(precise.C[some] - exact).max() < 1e-13 * N
     assert np.abs(precise.h - exact[0]).max() < 1e-13 * N
     assert abs(precise.square - exact[0, 0]) < 1e-13 * N
 

@@ -1,5 +1,8 @@
 """Bad input: the error names the argument, what was found and the cure."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 from support import backends, zoo
@@ -50,6 +53,15 @@ def test_mixed_libraries():
     strict = pytest.importorskip("array_api_strict")
     with pytest.raises(TypeError, match="g is a numpy array and G is an array_api_strict array: "):
         gp.project(g, strict.asarray(G))
+
+
+@pytest.mark.numpy_only
+def test_torch_and_numpy_do_not_mix():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="g is a torch array and G is a numpy array: pass arrays"):
+        gp.project(torch.ones(3), np.ones((2, 3)))
+    with pytest.raises(TypeError, match="g is a numpy array and G is a torch array: pass arrays"):
+        gp.project(np.ones(3), torch.ones(2, 3))
 
 
 def test_mixed_devices():
@@ -350,3 +362,71 @@ def test_explicit_road():
         gp.solve(g, g, G[:, :2])
     with pytest.raises(ValueError, match=r"B has shape \(3,\): expected a matrix"):
         gp.kkt_residuals(g, g, g, g)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_share_is_strictly_between_none_and_all(value):
+    with pytest.raises(ValueError, match=r"a float in \(0, 1\)"):
+        gp.Decomposed(rank=value)
+    with pytest.raises(ValueError, match=r"a float in \(0, 1\)"):
+        gp.principal_components(np.eye(2), value)
+
+
+@pytest.mark.parametrize("method", [gp.Decomposed, gp.GEM, gp.AGEM, gp.SGEM])
+def test_true_is_not_a_strength(method):
+    with pytest.raises(ValueError, match="strength=True is invalid: expected a finite number >= 0"):
+        method(strength=True)
+
+
+def test_a_batch_with_one_bad_layer_is_not_solved():
+    C, h = np.ones((2, 1, 1)), np.asarray([[1.0], [np.nan]])
+    with pytest.raises(gp.NotFiniteError, match="C or h contains NaN or infinity"):
+        gp.GEM().solve(gp.Products(C, h))
+    for bad in (
+        gp.Products(C, h),
+        gp.Products(np.asarray([[[1.0]], [[np.inf]]]), h[:1].repeat(2, 0)),
+    ):
+        assert bad.finite.tolist() == [True, False]
+    part = gp.Products(np.asarray([[1.0, np.nan], [np.nan, 1.0]]), np.ones(2))
+    assert not part.finite
+
+
+def test_unchecked_products_tell_which_layers_are_finite():
+    new, old = [np.ones(2), np.asarray([1.0, np.nan])], [np.ones((1, 2)), np.ones((1, 2))]
+    with pytest.raises(gp.NotFiniteError, match=r"^g\[1\] contains NaN"):
+        gp.measure_layers(new, old)
+    assert gp.measure_layers(new, old, check=False).finite.tolist() == [True, False]
+
+
+def test_the_first_bad_row_is_named():
+    G = np.ones((4, 3))
+    G[1:3, 0] = np.inf
+    with pytest.raises(gp.NotFiniteError, match=r"^G \(row 1\) contains NaN"):
+        gp.measure(np.ones(3), G)
+
+
+def test_one_number_that_is_not_finite_is_enough():
+    for call in (gp.decompose, gp.gram_schmidt, gp.principal_components):
+        with pytest.raises(gp.NotFiniteError, match="contains NaN or infinity"):
+            getattr(gp, call.__name__)(np.asarray([[1.0, np.nan], [1.0, 1.0]]))
+
+
+def test_a_name_that_does_not_exist():
+    assert not hasattr(gp, "no_such_name")
+    assert isinstance(gp.__version__, str)
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "message"),
+    [
+        ("sparse", "SparseArray", r"g is a sparse array: pass g\.todense\(\)"),
+        ("ndonnx", "Array", r"g is an ndonnx array, .* pass g\.unwrap_numpy\(\)"),
+    ],
+)
+def test_arrays_that_are_not_dense_or_have_no_values(monkeypatch, library, name, message):
+    # Stand-ins: neither library is installed, and only the type of the array is looked at.
+    module = types.ModuleType(library)
+    setattr(module, name, type(name, (), {"__array_namespace__": None}))
+    monkeypatch.setitem(sys.modules, library, module)
+    with pytest.raises(TypeError, match=message):
+        gp.project(getattr(module, name)(), np.ones((1, 2)))

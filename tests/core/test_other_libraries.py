@@ -8,7 +8,7 @@ import pytest
 
 import gradproj as gp
 from gradproj import _basis, _closed_form, _combine, _products, _project
-from gradproj._arrays import computing
+from gradproj._arrays import _torch_in_full_precision, computing
 
 METHODS = [gp.Decomposed(), gp.Decomposed(rank=2), gp.Decomposed(rank=0), gp.GEM(0.5), gp.AGEM()]
 every_method = pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -95,6 +95,29 @@ def test_jax_has_the_explicit_road(jax):
         assert gp.kkt_residuals(w, g, shared, basis(specific)).worst < 1e-5
 
 
+def test_jax_under_a_transformation(jax):
+    g, G = map(jax.numpy.asarray, problem(30, np.float32))
+    message = r"g is traced by JAX .* call gradproj outside .* through jax\.pure_callback"
+    with pytest.raises(TypeError, match=message):
+        jax.jit(gp.project)(g, G)
+    with pytest.raises(TypeError, match=message):
+        jax.vmap(gp.project)(g[None], G[None])
+
+    def outside(g, G):
+        return gp.project(np.asarray(g), np.asarray(G))
+
+    def inside(g, G):
+        return jax.pure_callback(outside, jax.ShapeDtypeStruct(g.shape, g.dtype), g, G)
+
+    np.testing.assert_allclose(jax.jit(inside)(g, G), gp.project(g, G), atol=1e-5)
+
+
+def test_jax_is_called_by_its_name(jax):
+    g, G = problem(30, np.float32)
+    with pytest.raises(TypeError, match="g is a numpy array and G is a jax array: pass arrays"):
+        gp.project(g, jax.numpy.asarray(G))
+
+
 # A device without float64, such as torch's MPS ---------------------------------------------------
 
 NO_FLOAT64 = array_api_strict.Device("no_float64")
@@ -144,6 +167,14 @@ def test_an_autocast_around_a_call_leaves_its_products_alone(bits):
         worst = gp.kkt_residuals(w, g, shared, B).worst
     assert worst < 1e-6
     torch.testing.assert_close(w, gp.project(g, G), rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_is_off_while_products_are_formed():
+    torch = pytest.importorskip("torch")
+    with torch.autocast("cpu", torch.bfloat16):
+        with _torch_in_full_precision("cpu"):
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
 
 
 def test_tf32_is_off_while_products_are_formed():
