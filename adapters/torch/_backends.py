@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,16 +40,18 @@ def as_array(rows: Tensor, backend: str) -> Any:
     return rows
 
 
-def on_torch_stream(backend: str, device: torch.device) -> AbstractContextManager[object]:
+@contextmanager
+def on_torch_stream(backend: str, device: torch.device) -> Iterator[None]:
     """Run CuPy's work on torch's current stream, so that it is ordered after torch's writes.
 
     DLPack synchronises the two libraries only when the buffer is handed over, once per allocation.
     """
     if backend != "cupy":
-        return nullcontext()
+        yield
+        return
     import cupy
 
-    stream: AbstractContextManager[object] = cupy.cuda.Stream.from_external(
-        torch.cuda.current_stream(device)
-    )
-    return stream
+    stream = torch.cuda.current_stream(device)
+    # CuPy keeps one current stream per device, and sets that of the current device.
+    with cupy.cuda.Device(stream.device_index), cupy.cuda.Stream.from_external(stream):
+        yield
