@@ -141,3 +141,16 @@ def test_blocks_are_added_in_float64(library, T):
     assert np.array_equal(found.h[0], old @ new)
     assert np.array_equal(found.C[0], (old.astype(float) @ old.T).astype(int))
     assert found.square[0] == new @ new
+
+
+@pytest.mark.numpy_only  # other libraries multiply whole blocks
+def test_pieces_of_a_block_are_added_in_float64():
+    # Integers up to 63: the product of a piece, of at most 4,096 columns, is exact in float32.
+    rng = np.random.default_rng(0)
+    new, old = rng.integers(1, 64, 60_000), rng.integers(1, 64, (20, 60_000))
+    exact = (old.astype(float) @ old.T).astype(int)
+    found = gp.measure_layers([new.astype(np.float32)], [old.astype(np.float32)])
+    assert np.array_equal(found.C[0, :16], exact[:16])
+    assert found.square[0] == new @ new
+    one = gp.measure_layers([new.astype(np.float32)], [old[:1].astype(np.float32)])
+    assert (one.C[0, 0, 0], one.h[0, 0]) == (exact[0, 0], old[0] @ new)

@@ -75,6 +75,53 @@ def test_decomposed_projects_out_directions_that_can_be_told(method, dtype, d, r
     assert found.update[1] == pytest.approx(0.0 if rank else 1.0, abs=1e-3)
 
 
+# One difference, of squared length 4 d²: it counts as zero up to 2 (1 + d²) times the tolerance.
+@pytest.mark.parametrize(("d", "rank"), [(3e-7, 1), (1.5e-7, 0)])
+def test_the_threshold_of_a_direction_does_not_depend_on_the_decomposition(d, rank):
+    g, G = np.asarray([0.5, 1.0]), np.asarray([[1.0, d], [1.0, -d]])
+    assert gp.project(g, G, full_output=True).rank == rank
+
+
+@pytest.mark.parametrize("T", [6, 12])
+def test_directions_that_are_short_beside_the_shared_gradient_are_projected_out(T):
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        left = np.linalg.qr(rng.standard_normal((T, T)))[0]
+        right = np.linalg.qr(rng.standard_normal((40, T)))[0].T
+        G = left * np.geomspace(1, 1e-5, T) @ right + rng.standard_normal(40)
+        g = rng.standard_normal(40)
+        found = gp.project(g, G, full_output=True)
+        assert found.rank == T - 1
+        assert np.abs((G - G.mean(0)) @ found.update).max() < 1e-8 * np.linalg.norm(g)
+
+
+# The second pass, and differences from the shortest gradient: what is left is relative to the short
+# gradients, not to the long one.
+@pytest.mark.parametrize(
+    ("ratio", "relaxation", "left_over"),
+    [(1e6, "last", 1e-5), (1e6, "pca", 1e-8), (1e8, "pca", 1e-6)],
+)
+@pytest.mark.parametrize("T", [3, 6])
+def test_short_old_tasks_get_the_same_beside_a_long_one(T, ratio, relaxation, left_over):
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        G, g = rng.standard_normal((T, 40)), rng.standard_normal(40)
+        G[-1] *= ratio
+        found = gp.project(g, G, gp.Decomposed(T - 1, relaxation), full_output=True)
+        assert found.rank == T - 1
+        assert np.ptp(G[:-1] @ found.update) < left_over
+
+
+def test_exact_products_have_directions_without_rounding():
+    # A tolerance of 0 leaves the rounding of the decomposition itself.
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        G = rng.standard_normal((6, 2)) @ rng.standard_normal((2, 20))
+        products = gp.Products(G @ G.T, G @ rng.standard_normal(20), tolerance=0.0)
+        for rank in (None, 4, 0.999999):
+            assert gp.Decomposed(rank).solve(products).rank == 2
+
+
 def test_equal_gradients_of_unlike_lengths_in_many_directions():
     # Twenty gradients in nine directions: the others are rounding, whatever the lengths.
     rng = np.random.default_rng(0)
@@ -485,3 +532,41 @@ def test_measure_holds_near_the_largest_float32():
     found = gp.measure(g, -G, precise=False)
     assert np.allclose(found.C, 2.88e38, rtol=1e-6)
     assert np.allclose(found.h, -2.88e38, rtol=1e-6)
+
+
+# GEM's quadratic program -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("d", "active"), [(1e-9, 2), (0.0, 1)])
+def test_gem_adds_a_constraint_that_the_others_violate_by_more_than_rounding(d, active):
+    # The second constraint holds for g, and is violated by d after the first is met.
+    G, g = np.asarray([[1.0, 0.0, 0.0], [-1.0, -1.0, 0.0]]), np.asarray([-1.0, d, 1.0])
+    for seed in range(30):
+        turn = np.linalg.qr(np.random.default_rng(seed).standard_normal((3, 3)))[0]
+        found = gp.project(g @ turn, G @ turn, gp.GEM(), full_output=True)
+        assert found.rank == active
+        assert np.allclose(found.update @ turn.T, [0.0, 0.0, 1.0], rtol=0, atol=1e-14)
+
+
+def test_gem_takes_a_short_step_where_the_products_do_not_know_better():
+    # Opposite gradients (±1, 0) and g = (-0.5, 0), with errors below the tolerance. Taken as they
+    # are, the products ask for 50 of each gradient, which cancel; 0.5 of the first is exact.
+    products = gp.Products(
+        [[1.0, -1.0 + 1e-7], [-1.0 + 1e-7, 1.0]], [-0.5, 0.5 - 1e-5], tolerance=2e-5
+    )
+    found = gp.GEM().solve(products).coefficients
+    assert found[0] - found[1] == pytest.approx(0.5, abs=1e-3)
+    assert found.max() < 10
+
+
+@pytest.mark.parametrize("tolerance", [1e-13, 2e-5])
+@pytest.mark.parametrize("T", [3, 5, 12])
+def test_gem_never_follows_an_old_task_uphill(T, tolerance):
+    # Nearly dependent gradients, where refining the solution may overshoot.
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        few = rng.standard_normal((2, 30))
+        G = rng.uniform(0.5, 1.5, (T, 2)) @ few + 1e-5 * rng.standard_normal((T, 30))
+        h = G @ (rng.standard_normal(30) - few[0])
+        found = gp.GEM().solve(gp.Products(G @ G.T, h, tolerance=tolerance))
+        assert found.coefficients.min() >= 0
