@@ -11,7 +11,7 @@ from torch_reference import gradient, mlp
 import gradproj as gp
 from gradproj.adapters.torch import Projector, group_parameters
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def load(name):
