@@ -155,7 +155,8 @@ def test_projecting_twice_is_projecting_once(method, case):
     assume(not isinstance(method, gp.Decomposed) or condition(G, method) < 1e3)
     w = gp.project(g, G, method)
     if isinstance(method, gp.Decomposed):
-        tolerance = 10 * rounding(G, method)
+        # A short basis and a short rest of ḡ multiply: 13 at a condition of 370.
+        tolerance = 30 * rounding(G, method)
     else:
         sizes = np.linalg.svd(G, compute_uv=False)
         sizes = sizes[sizes > 1e-13 * sizes[0]]
