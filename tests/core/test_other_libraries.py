@@ -112,6 +112,7 @@ def test_jax_under_a_transformation(jax):
     np.testing.assert_allclose(jax.jit(inside)(g, G), gp.project(g, G), atol=1e-5)
 
 
+@pytest.mark.numpy_only
 def test_jax_is_called_by_its_name(jax):
     g, G = problem(30, np.float32)
     with pytest.raises(TypeError, match="g is a numpy array and G is a jax array: pass arrays"):
