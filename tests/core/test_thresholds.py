@@ -368,6 +368,38 @@ def test_the_weight_of_a_single_task_counts():
     assert found.update.tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("N", [50, 3000])
+def test_weights_of_both_signs_do_not_shorten_the_terms(N):
+    # Both differ by two rounding units, which is also the difference of their lengths.
+    for seed in range(10):
+        a, g = np.random.default_rng(seed).standard_normal((2, N)).astype(np.float32)
+        G = np.stack([a, np.nextafter(np.nextafter(a, 2 * a), 2 * a)])
+        for new in (g, -g):
+            assert np.array_equal(gp.project(new, G, Weighted(1.0, -1.0)), new)
+
+
+def test_a_sum_of_exactly_four_rounding_units_is_zero():
+    found = gp.AGEM().reduce(2).cancels([16.0, 16.1], [1.0, 1.0], 1.0)
+    assert found.tolist() == [True, False]
+
+
+def test_a_method_does_not_see_a_sum_that_is_zero():
+    seen = []
+
+    class Watch(gp.Method):
+        def solve_layers(self, products):
+            seen.append((products.C.tolist(), products.h.tolist()))
+            return gp.Solution(np.zeros_like(products.h))
+
+        def reduce(self, T):
+            return gp.Reduction(np.full(T, 1 / T), self)
+
+    a, b, g = np.random.default_rng(0).standard_normal((3, 3000))
+    G = np.stack([a, b, -(a + b)]).astype(np.float32)
+    gp.project(g.astype(np.float32), G, Watch())
+    assert seen == [([[[0.0]]], [[0.0]])]
+
+
 @pytest.mark.parametrize("weights", [[np.inf, 1.0], [np.nan, 1.0], [0.0, 0.0], [[1.0]]])
 def test_weights_that_are_no_combination(weights):
     with pytest.raises(ValueError, match="expected one finite number per old task"):
@@ -504,6 +536,15 @@ def test_float64_gradients_whose_squares_do_not_fit_beside_a_usual_layer(method,
     assert np.allclose(layers[1] / 10.0**new, expected, atol=1e-7)
 
 
+@every_method
+def test_float64_gradients_whose_squares_fit_but_not_their_sum(method):
+    rng = np.random.default_rng(1)
+    G = rng.standard_normal((12, 20)) + rng.standard_normal(20)
+    g = rng.standard_normal(20) - G.mean(0)
+    w = gp.project(1e153 * g, 1e153 * G, method)
+    assert np.allclose(w / 1e153, gp.project(g, G, method), rtol=0, atol=1e-12)
+
+
 def test_measure_is_exact_for_tiny_float32_gradients():
     g = zoo.lengthened(np.asarray([3e-30, 4e-30], np.float32))
     G = zoo.lengthened(np.asarray([[1e-20, 0.0], [0.0, 0.0]], np.float32))
@@ -531,6 +572,7 @@ def test_measure_holds_near_the_largest_float32():
     g, G = (zoo.lengthened(np.full(shape, 1.2e19, np.float32)) for shape in (2, (2, 2)))
     found = gp.measure(g, -G, precise=False)
     assert np.allclose(found.C, 2.88e38, rtol=1e-6)
+    assert found.tolerance == 1e-13  # formed in float64
     assert np.allclose(found.h, -2.88e38, rtol=1e-6)
 
 
