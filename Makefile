@@ -14,7 +14,7 @@ help:
 	@echo "make demo       continual learning on handwritten digits, two minutes: a table and a picture"
 	@echo "make test       lint, types and all tests"
 	@echo "make test-deep  the property tests on more than 100,000 cases (half an hour)"
-	@echo "make mutants    change the core in about 200 places: the tests must notice (half an hour; ONLY='gem* sums' for some)"
+	@echo "make mutants    change the core in about 200 places, which the tests must notice (ten to thirty minutes; ONLY='gem* sums': some)"
 	@echo "make bench      cost of each part, as ratios from one run (QUICK=1: one minute, to check that it runs)"
 	@echo "make clean      remove the environment and what tools left behind"
 
