@@ -15,6 +15,9 @@ separately as :func:`measure`, :meth:`Method.solve` and :func:`combine`. The pap
 available step by step as :func:`decompose`, :func:`gram_schmidt` or :func:`principal_components`,
 and :func:`solve`; :func:`kkt_residuals` judges any update.
 
+:func:`preserve` needs no gradients of old tasks: :class:`InputMoments` remembers what they feed
+into a layer. The update then leaves the answers to such inputs nearly unchanged.
+
 Arrays may come from NumPy, CuPy, torch, JAX, dpnp, dask, array-api-strict or any other library that
 follows the array API standard. Results have the library, dtype and device of the input. They are
 reproducible to the last bit with one BLAS thread. With several threads, sums may be rounded in
@@ -27,6 +30,9 @@ from gradproj._combine import combine, combine_layers
 from gradproj._errors import NotFiniteError
 from gradproj._method import Method, Solution
 from gradproj._methods import AGEM, GEM, SGEM, Decomposed
+from gradproj._preserve.basis import InputBasis, input_basis
+from gradproj._preserve.moments import InputMoments
+from gradproj._preserve.preservation import Preservation, preserve
 from gradproj._products import Products, measure, measure_layers
 from gradproj._project import Projection, project, project_layers
 from gradproj._reduction import Reduction
@@ -36,9 +42,12 @@ __all__ = [
     "GEM",
     "SGEM",
     "Decomposed",
+    "InputBasis",
+    "InputMoments",
     "KKTResiduals",
     "Method",
     "NotFiniteError",
+    "Preservation",
     "Products",
     "Projection",
     "Reduction",
@@ -47,9 +56,11 @@ __all__ = [
     "combine_layers",
     "decompose",
     "gram_schmidt",
+    "input_basis",
     "kkt_residuals",
     "measure",
     "measure_layers",
+    "preserve",
     "principal_components",
     "project",
     "project_layers",

@@ -48,7 +48,10 @@ def enter(arrays: Mapping[str, Array]) -> Entered:
     if views is not None and _are_plain(names, views):
         return Entered(np, views, _to_torch)
     for name, x in arrays.items():
-        _check_array(name, x, 2 if name[0].isupper() else 1)
+        check_array(name, x)
+        if x.ndim != (2 if name[0].isupper() else 1):
+            wanted = "a matrix (rows, N)" if name[0].isupper() else "one vector (N,)"
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: expected {wanted}")
     check_alike(names, values)
     N = values[0].shape[-1]
     for name, x in arrays.items():
@@ -126,8 +129,8 @@ def _torch_memory(name: str, x: Array) -> Array:
         ) from error
 
 
-def _check_array(name: str, x: Array, dimensions: int) -> None:
-    """Raise unless `x` is a dense array of real floating-point numbers with that many axes."""
+def check_array(name: str, x: Array) -> None:
+    """Raise unless `x` is a dense array of real floating-point numbers."""
     # numpy.matrix always has two axes; array-api-compat 1.12 and older take it for an array.
     if not compat.is_array_api_obj(x) or isinstance(x, np.matrix):
         kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
@@ -141,18 +144,14 @@ def _check_array(name: str, x: Array, dimensions: int) -> None:
         _check_form(name, x)
     if bits(namespace(x), x.dtype) not in (16, 32, 64):
         raise TypeError(
-            f"{name} has dtype {x.dtype}: gradients must be real floating-point numbers of 16, 32 "
-            f"or 64 bits that {library(x)} can compute with; convert it first, for example to "
-            "float32"
+            f"{name} has dtype {x.dtype}: expected real floating-point numbers of 16, 32 or 64 "
+            f"bits that {library(x)} can compute with; convert it first, for example to float32"
         )
     if not getattr(x.dtype, "isnative", True):
         raise TypeError(
             f"{name} has dtype {x.dtype} in a byte order that is not native: pass "
             f'{name}.astype({name}.dtype.newbyteorder("="))'
         )
-    if x.ndim != dimensions:
-        wanted = "one vector (N,)" if dimensions == 1 else "a matrix (rows, N)"
-        raise ValueError(f"{name} has shape {tuple(x.shape)}: expected {wanted}")
 
 
 def _check_form(name: str, x: Array) -> None:
@@ -309,16 +308,21 @@ def widened(xp: Any, x: Array) -> Array:
     return xp.astype(x, xp.float64) if has_float64(xp, x) else to_host(x)
 
 
-def computing(x: Array) -> AbstractContextManager[object]:
+def computing(x: Array, *, native: bool = False) -> AbstractContextManager[object]:
     """Enter what every computation with `x` needs, in one place.
+
+    With `native`, torch computes with its tensors on the CPU too, not NumPy with views of them.
 
     - The array's device: CuPy allocates and computes on the current device.
     - Full precision: autocast would form products in 16 bits, and torch, CuPy and JAX can be set
       to form float32 products in TF32, with 10 bits of fraction.
     - Silence about overflow, which the results are checked for.
     """
-    if isinstance(x, np.ndarray) or (compat.is_torch_array(x) and x.device.type == "cpu"):
-        return np.errstate(over="ignore", invalid="ignore")  # NumPy does all the work
+    by_numpy = isinstance(x, np.ndarray)
+    if not (by_numpy or native) and compat.is_torch_array(x):
+        by_numpy = x.device.type == "cpu"
+    if by_numpy:
+        return np.errstate(over="ignore", invalid="ignore")
     return _computing(x)
 
 

@@ -17,7 +17,7 @@ g, G = np.ones(3), np.ones((2, 3))
     [
         ([1.0, 2.0], G, TypeError, r"g is a list: pass an array .* numpy\.asarray\(g\)"),
         (g, [[1.0]], TypeError, r"G is a list: pass an array"),
-        (g.astype(int), G, TypeError, r"g has dtype int64: gradients must be real floating-point"),
+        (g.astype(int), G, TypeError, r"g has dtype int64: expected real floating-point"),
         (g, G.astype(complex), TypeError, r"G has dtype complex128: .* convert it first"),
         (G, G, ValueError, r"g has shape \(2, 3\): expected one vector \(N,\)"),
         (g, g, ValueError, r"G has shape \(3,\): expected a matrix \(rows, N\)"),

@@ -100,6 +100,7 @@ _VIEWS = {
     "expand_dims": lambda a, axis: np.expand_dims(a, axis),
     "moveaxis": lambda a, source, destination: np.moveaxis(a, source, destination),
     "reshape": lambda a, newshape: np.reshape(a, newshape),
+    "flip": lambda a, axis=None: np.flip(a, axis),
     "squeeze": lambda a, axis=None: np.squeeze(a, axis),
     "swapaxes": lambda a, axis1, axis2: np.swapaxes(a, axis1, axis2),
     "transpose": lambda a, axes=None: np.transpose(a, axes),

@@ -5,6 +5,7 @@ from numpy import linalg as _linalg
 from cupy._functions import kernel as _kernel
 
 eigh = _kernel(lambda a, UPLO="L": _linalg.eigh(a, UPLO))
+inv = _kernel(lambda a: _linalg.inv(a))
 lstsq = _kernel(lambda a, b, rcond=None: _linalg.lstsq(a, b, rcond))
 norm = _kernel(lambda x, ord=None, axis=None, keepdims=False: _linalg.norm(x, ord, axis, keepdims))
 qr = _kernel(lambda a, mode="reduced": _linalg.qr(a, mode))
