@@ -13,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import gradproj as gp
 from gradproj.adapters.torch import Projector, group_parameters
-from gradproj.adapters.torch._engines import factored as module
-from gradproj.adapters.torch._engines.factored import Factored, worthwhile
+from gradproj.adapters.torch._engines import pair_algebra, pair_cost
+from gradproj.adapters.torch._engines.factored import Factored
+from gradproj.adapters.torch._engines.pair_cost import worthwhile
+from gradproj.adapters.torch._engines.pair_layers import Call
 
 EXACT = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
@@ -22,7 +24,7 @@ EXACT = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 @pytest.fixture
 def always(monkeypatch):
     """Factor every supported layer, however small."""
-    monkeypatch.setattr(module, "worthwhile", lambda *_, **__: True)
+    monkeypatch.setattr(pair_cost, "worthwhile", lambda *_, **__: True)
 
 
 def formed(model, losses):
@@ -54,7 +56,7 @@ def recorded(model, losses, factored=None):
 
 
 def restored(model):
-    return not any(isinstance(m.forward, module._Call) for m in model.modules())
+    return not any(isinstance(m.forward, Call) for m in model.modules())
 
 
 def named(model):
@@ -142,7 +144,7 @@ class TestEquality:
         check(model, losses, MLP)
 
     def test_many_rows_in_blocks(self, monkeypatch):
-        monkeypatch.setattr(module, "_ROWS", 4)
+        monkeypatch.setattr(pair_algebra, "_ROWS", 4)
         model = mlp(torch.float64)
         check(model, classify(model, [5, 1, 17, 3], dtype=torch.float64), MLP, torch.float64)
 
@@ -258,7 +260,7 @@ class TestEquality:
     @pytest.mark.parametrize("use_reentrant", [True, False])
     def test_checkpointing_of_layers_that_are_not_chosen(self, use_reentrant, monkeypatch):
         wide = lambda p, rows, *_, **__: p.shape[0] != 8 or rows < 4  # noqa: E731
-        monkeypatch.setattr(module, "worthwhile", wide)
+        monkeypatch.setattr(pair_cost, "worthwhile", wide)
         model = mlp(torch.float64)
 
         def loss(x):
@@ -304,7 +306,7 @@ class TestEquality:
     @pytest.mark.parametrize("padding", [None, 2])
     @pytest.mark.parametrize("numbers", [1 << 20, 40])
     def test_embedding(self, padding, numbers, dtype, monkeypatch):
-        monkeypatch.setattr(module, "_NUMBERS", numbers)
+        monkeypatch.setattr(pair_algebra, "_NUMBERS", numbers)
         net = nn.Sequential(nn.Embedding(30, 6, padding_idx=padding), nn.Linear(6, 4)).to(dtype)
         batches = [torch.randint(high, (n, 4)) for n, high in ((5, 30), (9, 4), (2, 30), (3, 8))]
         losses = {
@@ -415,7 +417,7 @@ class TestSurroundings:
         model = nn.Sequential(nn.Linear(12, 500), nn.Linear(500, 3))
         losses = {t: lambda: model[1](model[0](torch.randn(50, 12))[:2]).sum() for t in (0, None)}
         factored, _ = recorded(model, losses)
-        for pairs in factored._records[model[1].weight].pairs.values():
+        for pairs in factored._tape.records[model[1].weight].pairs.values():
             assert pairs[0].inputs.untyped_storage().nbytes() == 2 * 500 * 4
 
     def test_error_in_the_middle(self):
@@ -754,7 +756,7 @@ def both(model, run, monkeypatch, **options):
     """
     found = []
     for wide in (False, True):
-        monkeypatch.setattr(module, "worthwhile", lambda *_, wide=wide, **__: wide)
+        monkeypatch.setattr(pair_cost, "worthwhile", lambda *_, wide=wide, **__: wide)
         model.zero_grad()
         projector = Projector(model, **options)
         run(projector)
@@ -881,7 +883,7 @@ class TestProjector:
 
     @pytest.mark.parametrize("fails", [0, 1, None])
     def test_error_in_the_middle(self, fails, monkeypatch):
-        monkeypatch.setattr(module, "worthwhile", lambda *_, **__: True)
+        monkeypatch.setattr(pair_cost, "worthwhile", lambda *_, **__: True)
         model = mlp(torch.float64)
         losses = classify(model, [5, 4, 6, 3], dtype=torch.float64)
         new = losses.pop(None)
@@ -902,7 +904,7 @@ class TestProjector:
 
     @pytest.mark.parametrize("task", [0, None])
     def test_overflow(self, task, monkeypatch):
-        monkeypatch.setattr(module, "worthwhile", lambda *_, **__: True)
+        monkeypatch.setattr(pair_cost, "worthwhile", lambda *_, **__: True)
         model = mlp(bias=False)
         losses = classify(model, [5, 4, 3])
         losses[task] = lambda: model(torch.full((2, 12), torch.inf)).sum()
@@ -915,7 +917,7 @@ class TestProjector:
         assert all(p.grad.isnan().all() for p in model.parameters())
 
     def test_update_beyond_the_range_of_float16(self, monkeypatch):
-        monkeypatch.setattr(module, "worthwhile", lambda *_, **__: True)
+        monkeypatch.setattr(pair_cost, "worthwhile", lambda *_, **__: True)
         model = nn.Linear(40, 30, bias=False).half()
         x = torch.full((1, 40), 300.0, dtype=torch.float16)
         loss = lambda: (model(x) * 150).sum()  # noqa: E731
@@ -924,7 +926,7 @@ class TestProjector:
             projector.backward(loss, [loss, loss])
 
     def test_parameters_that_are_frozen_or_replaced_later(self, monkeypatch):
-        monkeypatch.setattr(module, "worthwhile", lambda *_, **__: True)
+        monkeypatch.setattr(pair_cost, "worthwhile", lambda *_, **__: True)
         model = mlp()
         losses = list(classify(model, [5, 4, 3]).values())
         projector = Projector(model)
