@@ -15,7 +15,7 @@ An embedding layer is the same with one-hot inputs, so A is stored as a vector o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,22 +24,10 @@ from torch import Tensor, nn
 
 import gradproj as gp
 from gradproj.adapters.torch._engines import pair_cost
-from gradproj.adapters.torch._engines.pair_algebra import (
-    embedding_gram,
-    form,
-    linear_gram,
-    measured,
-    square,
-)
 from gradproj.adapters.torch._engines.pair_layers import Call, supported
-from gradproj.adapters.torch._engines.pairs import Record, Tape, check_unchanged
+from gradproj.adapters.torch._engines.pairs import Record, Tape
 from gradproj.adapters.torch._rows import Task
 
-# Accuracy of the inner products and the largest error that is accepted for them, by the dtype of
-# the gradients. The inner products are formed in float64, but the update of a float32 layer is
-# summed in float32: its tolerance is the one of `gp.measure_layers`.
-_TOLERANCE_64, _ACCEPTED_64 = 1e-13, 1e-9
-_TOLERANCE_32, _ACCEPTED_32 = 5e-6, 1e-3
 # Steps without an attempt after one in which no layer was worthwhile. An attempt costs 0.5 ms in a
 # small network, where a step takes 12 ms.
 _PAUSE = 15
@@ -142,7 +130,7 @@ class Factored:
                 p = call.parameter
                 rows = self._rows.get(p, 0) * (self._tasks + 1)
                 if rows and pair_cost.worthwhile(p, rows, self._tasks, embedding=call.embedding):
-                    self._tape.records.setdefault(p, Record(p, call.embedding))
+                    self._tape.records.setdefault(p, Record(p, call.embedding, self._tasks))
             unknown = self._installed and not self._rows
             self._pause = 0 if self._tape.records or unknown else _PAUSE
         return frozenset(self._tape.records)
@@ -167,34 +155,23 @@ class Factored:
         for record in self._tape.records.values():
             found, record.parameter.grad = record.parameter.grad, None
             if found is not None:
-                known = record.rest.get(task)
-                record.rest[task] = found.detach() if known is None else known + found.detach()
+                record.add_rest(task, found.detach())
+            if len(record.rest) > 1:
+                self._shared.add(record.parameter)
         # Only now: a checkpointed forward pass is repeated during backward, and must be the same.
         if counted:
             self._restore(set(self._tape.records))
 
     def used(self, parameter: nn.Parameter) -> bool:
         """Return whether any backward pass of the step had a gradient for a chosen parameter."""
-        record = self._tape.records[parameter]
-        found = (record.pairs, record.rest, record.joined is not None, record.formed is not None)
-        return any(map(bool, found))
+        return self._tape.records[parameter].used
 
     def products(self, parameter: nn.Parameter) -> gp.Products:
         """Compute the inner products of a chosen parameter's gradients in float64.
 
         The products of a layer are the sum over its parameters, factored or not.
         """
-        record, T = self._tape.records[parameter], self._tasks
-        with torch.no_grad(), _full_precision(parameter):
-            self._join(record)
-            if record.formed is None:
-                Q, tolerance = self._gram(record)
-            if record.formed is not None:  # `_gram` may have done it
-                return measured(record.formed)
-            if record.rest:
-                self._add_rest(record, Q)
-        found = Q.cpu().numpy()
-        return gp.Products(found[:T, :T], found[:T, T], found[T, T], np.asarray(tolerance))
+        return self._tape.records[parameter].products()
 
     def combine(
         self,
@@ -217,37 +194,18 @@ class Factored:
         out : Tensor, optional
             Dense tensor of the parameter's shape and dtype that receives the update.
         """
-        record = self._tape.records[parameter]
-        weights = torch.tensor([*coefficients, float(scale)], dtype=torch.float64)
         if out is None:
             out = torch.empty_like(parameter, requires_grad=False)
-        with torch.no_grad(), _full_precision(parameter):
-            self._join(record)
-            if record.formed is not None:
-                total = weights.to(record.formed) @ record.formed
-                return out.copy_(total.view(parameter.shape))
-            if record.joined is None:
-                out.zero_()
-            else:
-                inputs, outputs, owner = record.joined
-                # Very large coefficients, of very short gradients, do not fit into float32.
-                large = bool(weights.abs().max() > 1e18)
-                wide = torch.float64 if large else torch.float32
-                dtype = torch.promote_types(parameter.dtype, wide)
-                factors = weights.to(outputs.device, dtype)[owner]
-                if not weights.all():  # GEM uses few of the old tasks, or none
-                    used = factors != 0
-                    inputs, outputs, factors = inputs[used], outputs[used], factors[used]
-                form(inputs, outputs * factors[:, None], out, embedding=record.embedding)
-            for task, rest in record.rest.items():
-                out.add_(rest, alpha=float(weights[self._position(task)]))
+        weights = torch.tensor([*coefficients, float(scale)], dtype=torch.float64)
+        self._tape.records[parameter].combine(weights, out)
         return out
 
     def gradient(self, parameter: nn.Parameter, task: Task) -> Tensor:
         """Form the gradient of one task for a chosen parameter, in its shape and dtype."""
-        coefficients = np.zeros(self._tasks + 1)
-        coefficients[self._position(task)] = 1.0
-        return self.combine(parameter, coefficients[:-1], coefficients[-1])
+        coefficients = np.zeros(self._tasks)
+        if task is not None:
+            coefficients[task] = 1.0
+        return self.combine(parameter, coefficients, float(task is None))
 
     def clear(self) -> None:
         """Drop all pairs, at the end of a step."""
@@ -288,81 +246,3 @@ class Factored:
             if call.parameter not in kept:
                 call.remove()
         self._installed = [call for call in self._installed if call.parameter in kept]
-
-    def _position(self, task: Task) -> int:
-        return self._tasks if task is None else task
-
-    def _join(self, record: Record) -> None:
-        """Concatenate the pairs of all tasks, or form the gradients if that is cheaper."""
-        if record.joined is None and record.pairs:
-            inputs, outputs, owner = [], [], []
-            for task, pairs in record.pairs.items():
-                for pair in pairs:
-                    check_unchanged(pair, record.parameter)
-                    inputs.append(pair.inputs)
-                    outputs.append(pair.outputs)
-                    owner += [self._position(task)] * len(pair.outputs)
-            positions = torch.tensor(owner, dtype=torch.int64, device=outputs[0].device)
-            record.joined = torch.cat(inputs), torch.cat(outputs), positions
-            record.pairs = {}
-        if len(record.rest) > 1:
-            self._shared.add(record.parameter)
-            self._form_all(record)
-
-    def _gram(self, record: Record) -> tuple[Tensor, float]:
-        """Return the inner products (T + 1, T + 1) of the pairs and their accuracy.
-
-        If float64 gradients cancel so far that their inner products would not be accurate enough,
-        form them. In float32 only rounding is left of such gradients: they count as zero.
-        """
-        p, count = record.parameter, self._tasks + 1
-        exact = p.dtype == torch.float64
-        tolerance = _TOLERANCE_64 if exact else _TOLERANCE_32
-        if record.joined is None:
-            return torch.zeros((count, count), dtype=torch.float64), tolerance
-        if record.embedding:
-            return embedding_gram(*record.joined, count, len(p)), tolerance
-        Q, error = linear_gram(*record.joined, count)
-        # NaN is not lost: the caller reports it.
-        lost = error > (_ACCEPTED_64 if exact else _ACCEPTED_32) * Q.diagonal()
-        if bool(lost.any()):
-            if exact:
-                self._form_all(record)
-            Q[lost], Q[:, lost], error[lost] = 0.0, 0.0, 0.0
-        relative = (error / Q.diagonal()).nan_to_num(nan=0.0, posinf=0.0)
-        return Q, max(tolerance, float(relative.max()))
-
-    def _form_all(self, record: Record) -> None:
-        """Form the gradients of all tasks."""
-        p = record.parameter
-        dtype = torch.promote_types(p.dtype, torch.float32)
-        record.formed = p.new_zeros((self._tasks + 1, p.numel()), dtype=dtype)
-        rows = [row.view(p.shape) for row in record.formed]
-        if record.joined is not None:
-            inputs, outputs, owner = record.joined
-            for position in set(owner.tolist()):
-                mine = owner == position
-                form(inputs[mine], outputs[mine], rows[position], embedding=record.embedding)
-        for task, rest in record.rest.items():
-            rows[self._position(task)] += rest
-        record.joined, record.rest = None, {}
-
-    def _add_rest(self, record: Record, Q: Tensor) -> None:
-        """Add the products of the one task that has a gradient beside its pairs."""
-        ((task, rest),) = record.rest.items()
-        k = self._position(task)
-        if record.joined is not None:
-            inputs, outputs, owner = record.joined
-            wide = torch.promote_types(rest.dtype, torch.float32)
-            rest = rest.to(wide)
-            facing = rest[inputs] if record.embedding else inputs.to(wide) @ rest.T
-            dots = (facing.double() * outputs.double()).sum(1)
-            cross = dots.new_zeros(len(Q)).index_add_(0, owner, dots).to(Q.device)
-            Q[k] += cross
-            Q[:, k] += cross
-        Q[k, k] += square(rest)
-
-
-def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Disable autocast, which would round the products to half precision."""
-    return torch.autocast(tensor.device.type, enabled=False)
