@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import gradproj as gp
 from gradproj.adapters.torch._backends import on_torch_stream
+from gradproj.adapters.torch._block_rows import Parts
 from gradproj.adapters.torch._processes import Processes
-from gradproj.adapters.torch._rows import Parts, Rows, Task
+from gradproj.adapters.torch._rows import Rows, Task
 
 HostArray = NDArray[np.float64]
 

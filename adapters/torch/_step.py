@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import gradproj as gp
 from gradproj.adapters.torch._arguments import Overflow
-from gradproj.adapters.torch._rows import Held, Rows, Task
+from gradproj.adapters.torch._block_rows import Held
+from gradproj.adapters.torch._rows import Rows, Task
 from gradproj.adapters.torch._solver import Apart, Solver, added_lengths, is_choice
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from gradproj.adapters.torch._rows import Rows
 from gradproj.adapters.torch._shards import reshard
 from gradproj.adapters.torch._solver import Solver
 from gradproj.adapters.torch._step import Step
+from gradproj.adapters.torch._user import User
 from gradproj.adapters.torch.layers import Layers
 
 Loss = Tensor | Callable[[], Tensor]
@@ -167,7 +167,7 @@ class Projector:
         self._solver = Solver(method, Processes(distributed, process_group))
         self._rows: Rows | None = None
         self._open: Step | None = None  # between store() and project()
-        self._user = _User()
+        self._user = User()
         self._sync()
         self.engine = choose(engine, model).name
 
@@ -175,7 +175,7 @@ class Projector:
         # The buffer belongs to this model's parameters. A copy has a model of its own, which may
         # not be complete yet while it is copied. The copy makes its buffer when it needs it.
         lost = self._open is not None and not self._open.empty
-        return {**self.__dict__, "_rows": None, "_open": None, "_user": _User(lost=lost)}
+        return {**self.__dict__, "_rows": None, "_open": None, "_user": User(lost=lost)}
 
     def __repr__(self) -> str:
         rows = self._sync()
@@ -442,50 +442,3 @@ class Projector:
             self._rows.release(layout.parameters)
         self._rows, self._open = rows, None
         return rows
-
-
-class _User:
-    """The one thread that may use a projector at a time.
-
-    Attributes
-    ----------
-    lost : bool
-        Whether gradients had been stored that a copy of the projector does not have.
-    """
-
-    def __init__(self, lost: bool = False) -> None:
-        self.lost = lost
-        self._thread: int | None = None
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, bool]:
-        return {"lost": self.lost}  # locks cannot be copied
-
-    def __setstate__(self, state: dict[str, bool]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Raise if the projector is in use, or if another thread has stored gradients."""
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                "this projector is inside a step already, in another thread or because a loss "
-                "called it; use one projector and one model per thread"
-            )
-        try:
-            if self._thread not in (None, threading.get_ident()):
-                raise RuntimeError(
-                    "another thread has stored gradients in this projector; use one projector and "
-                    "one model per thread"
-                )
-            yield
-        finally:
-            self._lock.release()
-
-    def claim(self) -> None:
-        """Let only this thread use the projector until it is free again."""
-        self._thread = threading.get_ident()
-
-    def free(self) -> None:
-        """Let any thread use the projector."""
-        self.lost, self._thread = False, None

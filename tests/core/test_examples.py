@@ -2,8 +2,6 @@
 
 import doctest
 import json
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,18 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 from support import backends, zoo
 from support.assertions import gem_by_least_squares
+from support.examples import load
 
 import gradproj as gp
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def load(name):
-    spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 more = load("more_methods")
 

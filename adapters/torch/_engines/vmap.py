@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradproj.adapters.torch._engines.base import Batch, Engine, Evaluate, VectorizeError, call
-from gradproj.adapters.torch._engines.factored import is_wide
+from gradproj.adapters.torch._engines.pair_cost import is_wide
 from gradproj.adapters.torch._statistics import is_observer
 from gradproj.adapters.torch._step import Step
 

@@ -1,25 +1,13 @@
 """The user-defined methods in examples/ inside the torch adapter: they read ‖g‖² and scale g."""
 
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-
 import pytest
 import torch
+from support.examples import load
 from torch.nn.functional import cross_entropy
 from torch_reference import gradient, mlp
 
 import gradproj as gp
 from gradproj.adapters.torch import Projector, group_parameters
-
-EXAMPLES = Path(__file__).parents[3] / "examples"
-
-
-def load(name):
-    spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 more = load("more_methods")
 METHODS = {
