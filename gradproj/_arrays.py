@@ -49,8 +49,10 @@ def enter(arrays: Mapping[str, Array]) -> Entered:
         return Entered(np, views, _to_torch)
     for name, x in arrays.items():
         check_array(name, x)
-        if x.ndim != (2 if name[0].isupper() else 1):
-            wanted = "a matrix (rows, N)" if name[0].isupper() else "one vector (N,)"
+        dimensions, wanted = (
+            (2, "a matrix (rows, N)") if name[0].isupper() else (1, "one vector (N,)")
+        )
+        if x.ndim != dimensions:
             raise ValueError(f"{name} has shape {tuple(x.shape)}: expected {wanted}")
     check_alike(names, values)
     N = values[0].shape[-1]
