@@ -9,12 +9,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= auto
 
-.PHONY: help demo test lint types test-deep mutants bench clean
+.PHONY: help demo test lint types test-deep mutants golden bench clean
 help:
 	@echo "make demo       continual learning on handwritten digits, two minutes: a table and a picture"
 	@echo "make test       lint, types and all tests"
 	@echo "make test-deep  the property tests on more than 100,000 cases (half an hour)"
 	@echo "make mutants    change the core in about 200 places, which the tests must notice (ten to thirty minutes; ONLY='gem* sums': some)"
+	@echo "make golden     record the results of new methods (AGAIN=1: of all), which later code must repeat"
 	@echo "make bench      cost of each part, as ratios from one run (QUICK=1: one minute, to check that it runs)"
 	@echo "make clean      remove the environment and what tools left behind"
 
@@ -48,6 +49,10 @@ test-deep: $(VENV)/ready
 # Resumes after an interruption. ONLY takes names of mutants, of modules, or patterns.
 mutants: $(VENV)/ready
 	@set -f; $(BIN)/python tests/mutants/run.py $(ONLY)
+
+# AGAIN=1 only in a commit that is meant to change results.
+golden: $(VENV)/ready
+	$(ONE_THREAD) $(BIN)/python tests/golden/record.py $(if $(AGAIN),--again)
 
 $(VENV)/bench: $(VENV)/ready
 	$(PIP) install -q -c constraints.txt --group bench
