@@ -1,6 +1,7 @@
 """Gradient projection inside any torch training loop.
 
 - :class:`Projector` adds the projected update w to ``.grad``.
+- :class:`Preserver` keeps the answers to old inputs without stored samples.
 - :class:`EpisodicMemory` keeps samples of the old tasks.
 - :func:`project_gradients` projects gradients that the caller holds.
 - :func:`group_parameters` groups parameters into layers, as :data:`Layers` describes them.
@@ -56,12 +57,14 @@ from gradproj.adapters.torch._statistics import keep_running_statistics
 from gradproj.adapters.torch.functional import project_gradients
 from gradproj.adapters.torch.layers import Layers, group_parameters
 from gradproj.adapters.torch.memory import EpisodicMemory
+from gradproj.adapters.torch.preserver import Preserver
 from gradproj.adapters.torch.projector import Projector
 from gradproj.adapters.torch.selection import herd
 
 __all__ = [
     "EpisodicMemory",
     "Layers",
+    "Preserver",
     "Projector",
     "group_parameters",
     "herd",

@@ -14,6 +14,7 @@ Backend = Literal["auto", "numpy", "cupy", "torch"]
 EngineName = Literal["auto", "loop", "vmap"]
 Overflow = Literal["raise", "skip"]
 Distributed = Literal["average", "sharded"]
+When = Literal["gradient", "step"]
 Policy = Literal["last", "random", "reservoir", "balanced", "herding"]
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -22,6 +23,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "overflow": get_args(Overflow),
     "distributed": (None, *get_args(Distributed)),
     "policy": get_args(Policy),
+    "when": get_args(When),
 }
 
 

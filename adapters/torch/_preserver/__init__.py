@@ -1,0 +1,1 @@
+"""Parts of `Preserver`: layers and their inputs, recording, products on the smaller side, hooks."""

@@ -1,0 +1,259 @@
+"""`Protected`: one layer's parameters as a matrix [W b], what is known of its old inputs, and M."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import gradproj as gp
+from gradproj.adapters.torch._preserver.kinds import Kind
+
+# Which of a layer's parameters change in a step; the input rows have columns for these alone.
+Part = Literal["both", "weight", "bias"]
+
+
+class Protected:
+    """One layer whose answers to old inputs are preserved.
+
+    Parameters
+    ----------
+    name : str
+        Name of the module, or of the first one that uses tied parameters.
+    uses : dict
+        The modules that use the parameters, and the kind of each. Their moments add up.
+
+    Attributes
+    ----------
+    moments : InputMoments
+        Of the inputs observed since the last task ended.
+    S : Tensor or None
+        The sum of the second moments of the old tasks, for the soft form.
+    basis : list of InputBasis
+        For the hard form: one basis per group or channel.
+    """
+
+    def __init__(self, name: str, uses: Mapping[nn.Module, Kind]) -> None:
+        self.name = name
+        self.uses = dict(uses)
+        self.module, self.kind = next(iter(uses.items()))
+        self.moments = self.kind.empty()
+        self.S: Any = None
+        self.basis: list[gp.InputBasis] = []
+        self._operators: dict[tuple[Any, ...], Any] = {}
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The layer's parameters that exist, as "weight" and "bias"."""
+        found = self.module._parameters
+        names = ("weight", "bias") if self.kind.bias else ("weight",)
+        return {name: p for name in names if (p := found.get(name)) is not None}
+
+    @property
+    def trainable(self) -> bool:
+        """Whether any of the parameters is trained."""
+        return any(p.requires_grad for p in self.parameters.values())
+
+    @property
+    def known(self) -> bool:
+        """Whether a task has ended whose inputs are preserved."""
+        return self.S is not None or bool(self.basis)
+
+    @property
+    def bytes(self) -> int:
+        """Memory in use."""
+        return sum(t.numel() * t.element_size() for t in self._tensors())
+
+    def observe(self, module: nn.Module, input: Tensor, keep: Tensor | None) -> None:
+        """Add one input of one of the modules to the moments."""
+        try:
+            self.moments = self.uses[module].add(self.moments, input.detach(), keep)
+        except gp.NotFiniteError as error:
+            raise gp.NotFiniteError(f"an input of layer {self.name!r}: {error}") from None
+
+    def consolidate_soft(self, *, scaled: bool) -> None:
+        """Add the observed moments to those of the old tasks."""
+        found = self._narrowed(self.moments.matrix(scaled=scaled))
+        self.S = found if self.S is None else _like(found, self.S) + found
+        self._restart()
+
+    def consolidate_hard(self, share: float, importance: float | None) -> None:
+        """Extend the basis of the old inputs by those that were observed."""
+        S = self._narrowed(self.moments.matrix())
+        single = S.reshape(-1, *S.shape[-2:])
+        self.basis = [
+            gp.input_basis(
+                each,
+                share=share,
+                basis=_moved(self.basis[k], S) if self.basis else None,
+                scale=importance,
+            )
+            for k, each in enumerate(single)
+        ]
+        self._restart()
+
+    def project(self, weight: Tensor | None, bias: Tensor | None, strength: float) -> None:
+        """Replace changes [ΔW Δb] of the parameters, or gradients, by those that preserve.
+
+        The tensors keep their memory. One that is None belongs to a parameter that does not change.
+
+        Raises
+        ------
+        NotFiniteError
+            If they contain NaN or infinity.
+        """
+        first = bias if weight is None else weight
+        if first is None or not self.known or (strength == 0 and not self.basis):
+            return
+        part: Part = "both" if weight is not None and bias is not None else "weight"
+        if weight is None:
+            part = "bias"
+        g = self._matrix(weight, bias)
+        if not math.isfinite(float(g.sum())) and not bool(g.isfinite().all()):
+            raise gp.NotFiniteError(
+                f"the gradient of layer {self.name!r} contains NaN or infinity: skip this step"
+            )
+        with torch.autocast(g.device.type, enabled=False):
+            operator = self._operator(part, g, strength)
+            w = operator.apply(g) if isinstance(operator, gp.Preservation) else g @ operator
+        self._write(w, weight, bias)
+
+    def total(self) -> Tensor:
+        """Return a copy of the sum of aᵀa so far, which is zero if nothing was observed."""
+        if self.moments.count:
+            found: Tensor = self.moments.total
+            return found.clone()
+        *lead, _, width = self.kind.shape
+        width += self.kind.bias
+        shape = (width,) if self.moments.diagonal else (*lead, width, width)
+        first = next(iter(self.parameters.values()))
+        return first.new_zeros(shape, dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and numbers."""
+        return {
+            "moments": self.moments.state_dict(),
+            "S": self.S,
+            "basis": [[basis.vectors, basis.importance] for basis in self.basis],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._check(state)
+        self._restart()
+        device = next(iter(self.parameters.values())).device
+        moments = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in state["moments"].items()
+        }
+        self.moments.load_state_dict(moments)
+        self.S = None if state["S"] is None else state["S"].to(device)
+        self.basis = [gp.InputBasis(B.to(device), v.to(device)) for B, v in state["basis"]]
+
+    def _narrowed(self, S: Tensor) -> Tensor:
+        """Return S in the dtype of the parameters, or in float32 if they have 16 bits.
+
+        Sums that were formed here or by several processes are in float64.
+        """
+        dtype = next(iter(self.parameters.values())).dtype
+        return S.to(torch.promote_types(dtype, torch.float32))
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Raise if a state is that of a layer with other inputs."""
+        width = self.kind.shape[-1] + self.kind.bias
+        found = [t for t in (state["S"], state["moments"].get("total")) if t is not None]
+        for tensor in found + [B for B, _ in state["basis"]]:
+            if tensor.shape[-1] != width:
+                raise ValueError(
+                    f"state of layer {self.name!r} has a tensor of shape {tuple(tensor.shape)} and "
+                    f"the layer has {width} inputs; build the model as it was"
+                )
+
+    def _restart(self) -> None:
+        self.moments = self.kind.empty()
+        self._operators = {}
+
+    def _matrix(self, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return [ΔW Δb] in float32 or better; a new tensor unless there is only a weight."""
+        kind = self.kind
+        parts = []
+        if weight is not None:
+            parts.append((weight.T if kind.transposed else weight).reshape(kind.shape))
+        if bias is not None:
+            parts.append(bias.reshape(*kind.shape[:-1], 1))
+        wide = torch.promote_types(parts[0].dtype, torch.float32)
+        joined = parts[0] if len(parts) == 1 else torch.cat([t.to(wide) for t in parts], -1)
+        return joined.to(wide)
+
+    def _write(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+        if bias is not None:
+            bias.copy_(w[..., -1].reshape(bias.shape))
+        if weight is not None:
+            inside = w[..., : self.kind.shape[-1]]
+            weight.copy_(inside.T if self.kind.transposed else inside.reshape(weight.shape))
+
+    def _operator(self, part: Part, like: Tensor, strength: float) -> Any:
+        """Return what changes are multiplied by, prepared for this dtype and device."""
+        key = (part, like.dtype, like.device, None if self.basis else strength)
+        if key not in self._operators:
+            # Only one is kept: M is as large as S.
+            self._operators = {key: self._prepared(part, like, strength)}
+        return self._operators[key]
+
+    def _prepared(self, part: Part, like: Tensor, strength: float) -> Any:
+        columns = slice(None)
+        if self.kind.bias and part != "both":
+            columns = slice(-1, None) if part == "bias" else slice(0, -1)
+        if not self.basis:
+            S = _like(like, self.S)
+            if S.ndim > 1:
+                S = S[..., columns, columns]
+            return gp.Preservation.soft(S, strength, dtype=like.dtype)
+        bases = [_columns(_moved(basis, like), columns) for basis in self.basis]
+        if len(bases) == 1 and len(self.kind.shape) == 2:
+            return gp.Preservation.hard(bases[0], dtype=like.dtype)
+        eye = torch.eye(bases[0].vectors.shape[-1], dtype=like.dtype, device=like.device)
+        return torch.stack([_hard(basis, eye, like.dtype) for basis in bases])
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Return the large tensors that are kept."""
+        if self.S is not None:
+            yield self.S
+        for basis in self.basis:
+            yield basis.vectors
+            yield basis.importance
+        if self.moments.count:
+            yield self.moments.total
+        for operator in self._operators.values():
+            if isinstance(operator, Tensor):
+                yield operator
+            elif operator.matrix is not None:
+                yield operator.matrix
+
+
+def _hard(basis: gp.InputBasis, eye: Tensor, dtype: torch.dtype) -> Tensor:
+    return gp.Preservation.hard(basis, dtype=dtype).apply(eye)
+
+
+def _columns(basis: gp.InputBasis, columns: slice) -> gp.InputBasis:
+    """Return a basis of the inputs of some columns alone, for parameters that do not all change."""
+    if columns == slice(None):
+        return basis
+    vectors = basis.vectors[:, columns].double()
+    U, size, rows = torch.linalg.svd(vectors, full_matrices=False)
+    kept = size > torch.finfo(basis.vectors.dtype).eps ** 0.5
+    weights = (U.square() * basis.importance.double()[:, None]).sum(0)
+    dtype = basis.vectors.dtype
+    return gp.InputBasis(rows[kept].to(dtype), weights[kept].to(dtype))
+
+
+def _like(like: Tensor, S: Any) -> Any:
+    """Return S on the device of another tensor: the model may have been moved."""
+    return S.to(like.device)
+
+
+def _moved(basis: gp.InputBasis, like: Tensor) -> gp.InputBasis:
+    return gp.InputBasis(basis.vectors.to(like.device), basis.importance.to(like.device))
