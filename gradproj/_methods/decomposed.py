@@ -127,13 +127,14 @@ class Decomposed(Method):
         start, along = np.zeros((layers, T, 2)), np.empty((layers, T, 2))
         start[:, :, 1] = 1 / T
         along[:, :, 0], along[:, :, 1] = products.h, C.mean(2)
-        ends = start
+        ends, sizes = start, start[:, :, 1]
         basis, rank = self._basis(C, length, tolerance)
         if basis.shape[1]:
             across = basis.transpose(0, 2, 1)
             ends = start - across @ (basis @ along)
             # Once more, which removes what rounding left of a direction.
             ends = ends - across @ (basis @ (along + C @ (ends - start)))
+            sizes = sizes + (abs(across) @ (abs(basis) @ abs(along[:, :, 1:])))[:, :, 0]
         c, p = ends[:, :, 0], ends[:, :, 1]  # P g = g + cᵀG and P ḡ = pᵀG
         multiplier, corrected = np.zeros(layers), np.zeros(layers, bool)
         if self.shared:
@@ -141,7 +142,11 @@ class Decomposed(Method):
             p_along = (C @ p[:, :, None])[:, :, 0]
             square = (p * p_along).sum(1)
             slope = (p * products.h + c * p_along).sum(1)
-            corrected = (slope < 0) & (square > tolerance * ((p * length) ** 2).sum(1))
+            # p itself has the rounding error of the terms that it is the rest of. It matters where
+            # one gradient is zero and all others are in the basis.
+            noise = tolerance * ((p * length) ** 2).sum(1)
+            noise += ((_error(1) * sizes * length) ** 2).sum(1)
+            corrected = (slope < 0) & (square > noise)
             multiplier = np.divide(-slope, square, out=multiplier, where=corrected)
             c = c + multiplier[:, None] * p
         return Solution(c + self._replayed(T) / T, rank, multiplier, corrected)
