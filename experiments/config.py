@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradproj.experiments import benchmarks, methods, networks
+from gradproj.experiments.files import read_table
 from gradproj.experiments.schema import ConfigError, check, ranged, to_plain
 
 __all__ = ["VERSION", "MemoryConfig", "RunConfig", "complete", "merge", "parse_overrides",
@@ -114,7 +115,7 @@ class RunConfig:
     @classmethod
     def read(cls, path: Path) -> RunConfig:
         """Read a `config.json` back, checked like any other input."""
-        return resolve(json.loads(path.read_text(encoding="utf-8")))
+        return resolve(read_table(path))
 
 
 def resolve(values: Mapping[str, Any]) -> RunConfig:

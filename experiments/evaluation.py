@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from gradproj.experiments import metrics
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.learner import Learner
-from gradproj.experiments.storage import RunError
 from gradproj.experiments.streams import Stream, Task
 
 __all__ = ["confusion", "evaluate", "seen_accuracy", "summarise", "task_accuracies"]

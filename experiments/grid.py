@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from gradproj.experiments.config import RunConfig
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.progress import Event, throttled
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.signals import deferred_signals, never
-from gradproj.experiments.storage import RunError
 
 __all__ = ["Job", "Outcome", "execute", "execute_all", "process_context", "run_in_processes"]
 

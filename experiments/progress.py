@@ -31,8 +31,9 @@ class Event:
     Attributes
     ----------
     kind : str
-        "step", "task" (one was finished and evaluated), "finished", "skipped" (was finished
-        before), "interrupted", "refused" (its configuration cannot be used) or "failed".
+        "step", "task" (one was finished and evaluated), "notice" (something that the user should
+        know), or how the run ended: "finished", "skipped" (was finished before), "interrupted",
+        "refused" (its configuration cannot be used) or "failed".
     run : str
         The name of the run.
     fraction : float
@@ -192,9 +193,10 @@ class LiveDisplay:
             if not math.isnan(event.accuracy):
                 self._accuracy[event.run] = f" acc {event.accuracy:.3f}"
         else:
-            self._ended += 1
-            self._progress.update(bar, visible=False)
-            self._progress.update(self._overall, completed=self._ended)
+            if event.kind != "notice":
+                self._ended += 1
+                self._progress.update(bar, visible=False)
+                self._progress.update(self._overall, completed=self._ended)
             self._progress.console.print(
                 f"{event.run}: {event.kind} {event.message}".rstrip(), highlight=False, markup=False
             )

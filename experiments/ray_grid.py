@@ -7,9 +7,9 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.grid import Job, Outcome, execute
 from gradproj.experiments.progress import Event
-from gradproj.experiments.storage import RunError
 
 __all__ = ["run_on_ray"]
 

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.progress import Event
-from gradproj.experiments.storage import RunError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -16,14 +16,17 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import gradproj as gp
 from gradproj.experiments import methods, rng
+from gradproj.experiments.checkpoint import check_readable
 from gradproj.experiments.config import RunConfig, resolve
 from gradproj.experiments.environment import describe_environment
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.log import StepLog
 from gradproj.experiments.progress import Event, ignore
 from gradproj.experiments.record import Record
 from gradproj.experiments.schema import ConfigError
 from gradproj.experiments.signals import deferred_signals, never
-from gradproj.experiments.storage import RunError, RunFolder, StepLog, from_bytes, to_bytes
+from gradproj.experiments.storage import RunFolder
 from gradproj.experiments.streams import Stream, Task
 
 __all__ = ["Interrupted", "Run"]
@@ -85,27 +88,26 @@ class Run:
         self.order = rng.generator(config.seed, "order")
         self.position = Position()
         self.record = Record()
-        self._loss: Tensor | float = math.nan
+        self._loss: Tensor | float | None = None
         self._stop = False
         self._readable = False
 
     def execute(self) -> dict[str, Any]:
         """Train to the end, from the checkpoint if there is one, and return the result."""
-        self.store.write_json(self.store.environment, describe_environment(str(self.device)))
-        state = self.store.load_checkpoint()
-        offset = 0 if state is None else self._restored(state)
-        self.log = StepLog(self.store.steps, offset)
+        self.store.describe(describe_environment(str(self.device)))
+        self.log = StepLog(self.store.steps, self._resume())
         self._saved_at = time.monotonic()
         with deferred_signals(self._request_stop):
             try:
                 self._train()
+                self.log.sync()
             except gp.NotFiniteError as error:
                 # What it advises is for callers: of all that can be set in a run, the rate helps.
                 raise self._diverged("its gradients hold NaN or infinity") from error
             finally:
                 self.log.close()
         result = self._result()
-        self.store.finish(result)
+        self.store.finish(self.config, result)
         self._tell(Event(kind="finished", message=f"ACC {result['metrics']['acc']:.4f}"))
         return result
 
@@ -114,8 +116,8 @@ class Run:
             self.record.measure_baseline(self.learner, self.stream, self.device)
         for task in self.stream.tasks[self.position.task :]:
             self._train_task(task)
-            # A number stands for no step yet, in this process.
-            if isinstance(self._loss, Tensor) and not self._loss.isfinite():
+            # None: the method takes no steps on this task.
+            if self._loss is not None and not math.isfinite(self._loss):
                 raise self._diverged(f"its loss is {float(self._loss)}")
             self._evaluate(task)
             total = self.position.total
@@ -206,7 +208,7 @@ class Run:
                 task=task.index,
                 tasks=len(self.stream.tasks),
                 step=self.position.total,
-                loss=self._loss,
+                loss=math.nan if self._loss is None else self._loss,
                 fraction=self._fraction(task, 1.0),
                 accuracy=self.record.accuracy(task.index),
             )
@@ -219,7 +221,6 @@ class Run:
 
     def _result(self) -> dict[str, Any]:
         return {
-            "version": 1,
             "benchmark": self.config.benchmark,
             "method": self.config.method,
             "preset": self.config.preset,
@@ -241,10 +242,11 @@ class Run:
             raise Interrupted(f"stopped; {self.store.path} can be continued with --resume")
 
     def _checkpoint(self) -> None:
-        offset, learner = self.log.flush(), self.learner.state_dict()
+        log, learner = self.log.sync(), self.learner.state_dict()
         if not self._readable:
-            self._check_readable(learner)
-        self.store.save_checkpoint(
+            check_readable(learner, self.config.method)
+            self._readable = True
+        self.store.checkpoints.save(
             {
                 "config": self.config.to_json(),
                 "learner": learner,
@@ -253,24 +255,20 @@ class Run:
                 "record": asdict(self.record),
                 "order": self.order.get_state(),
                 "rng": rng.global_state(),
-                "log_offset": offset,
+                "loss": None if self._loss is None else float(self._loss),
+                "log": log,
             }
         )
         self._saved_at = time.monotonic()
 
-    def _check_readable(self, learner: dict[str, Any]) -> None:
-        """Raise now for what could be written but not read: found on resuming, the run is lost."""
-        for name, value in learner.items():
-            try:
-                from_bytes(to_bytes(value))
-            except Exception as error:
-                # Whatever pickling raises, it does not say whose value it was.
-                raise RunError(
-                    f"saved: {name!r} of method '{self.config.method}', a {type(value).__name__}, "
-                    f"cannot be read back from a checkpoint ({type(error).__name__}); use tensors "
-                    "and plain values, or lists and dicts of them"
-                ) from error
-        self._readable = True
+    def _resume(self) -> int:
+        """Go back to the newest checkpoint that can be used; return the length of its log."""
+        state, problems = self.store.load_checkpoint()
+        offset = 0 if state is None else self._restored(state)
+        if problems:
+            start = "the beginning" if state is None else f"step {self.position.total}"
+            self._tell(Event(kind="notice", message=f"{'; '.join(problems)}; resumes from {start}"))
+        return offset
 
     def _restored(self, state: dict[str, Any]) -> int:
         """Go back to a checkpoint; raise if it is not one of this run."""
@@ -282,8 +280,8 @@ class Run:
         else:
             reason = ", but of another configuration"
         raise RunError(
-            f"{self.store.checkpoint} is not a checkpoint of this run{reason}; --force starts the "
-            "run over"
+            f"{self.store.path} holds a checkpoint that is not of this run{reason}; --force starts "
+            "the run over"
         )
 
     def _restore(self, state: dict[str, Any]) -> int:
@@ -294,7 +292,8 @@ class Run:
         self.record = Record(**state["record"])
         self.order.set_state(state["order"])
         rng.restore_global_state(state["rng"])
-        return int(state["log_offset"])
+        self._loss = state["loss"]
+        return int(state["log"]["bytes"])
 
     def _request_stop(self) -> None:
         self._stop = True

@@ -31,6 +31,8 @@ ORDER = (
 RANKS = {package: rank for rank, row in enumerate(ORDER) for package in row}
 # The packages that today's flat modules and older packages will move to.
 FUTURE = {
+    "errors": "common",
+    "files": "common",
     "schema": "common",
     "loading": "common",
     "rng": "common",
@@ -48,6 +50,8 @@ FUTURE = {
     "runner": "runs",
     "training": "runs",
     "storage": "runs",
+    "checkpoint": "runs",
+    "log": "runs",
     "record": "runs",
     "evaluation": "runs",
     "metrics": "runs",
@@ -131,7 +135,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "experiments.methods.tpl",
         "experiments.projection",
         "experiments.ray_grid",
-        "experiments.storage",
     },
     "functions": {
         "experiments.commands.figure → experiments.figures in execute",

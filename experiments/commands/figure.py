@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from gradproj.experiments.commands.arguments import add_jobs, print_whole
+from gradproj.experiments.files import write_atomically
 from gradproj.experiments.report.markdown import render_table
 from gradproj.experiments.report.tables import Table
-from gradproj.experiments.storage import write_atomically
 
 __all__ = ["configure", "execute"]
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from gradproj.experiments import presets
 from gradproj.experiments.commands.arguments import add_jobs
 from gradproj.experiments.config import merge, parse_overrides
+from gradproj.experiments.files import fitting
 from gradproj.experiments.grid import Job, Outcome, execute_all
 from gradproj.experiments.progress import make_display
 from gradproj.experiments.schema import ConfigError
-from gradproj.experiments.storage import fitting
 
 __all__ = ["configure", "execute", "make_jobs", "parse_changes"]
 

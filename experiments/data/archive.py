@@ -1,6 +1,7 @@
 """Unpack an archive that may be hostile: nothing leaves the folder, and it is all or nothing."""
 
 import gzip
+import hashlib
 import shutil
 import stat
 import tarfile
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from gradproj.experiments.data.checksums import write_sums
 from gradproj.experiments.data.files import DataError, writing
 
 __all__ = ["extract"]
@@ -23,7 +25,8 @@ def extract(archive: Path, root: Path, folder: str) -> Path:
     """Extract the archive's top folder `folder` into `root`; return its path.
 
     Everything goes to a temporary folder first, which takes its name when all is written, so a
-    folder that is there is whole. Members that would land outside, links and devices are refused.
+    folder that is there is whole. It gets a list of the checksums of its files. Members that
+    would land outside, links and devices are refused.
 
     Parameters
     ----------
@@ -39,8 +42,7 @@ def extract(archive: Path, root: Path, folder: str) -> Path:
     try:
         with writing(folder, root):
             try:
-                for name, file in _members(archive):
-                    _write(scratch / name, file)
+                sums = {str(name): _write(scratch / name, file) for name, file in _members(archive)}
             except _DAMAGED as error:
                 raise DataError(
                     f"{archive} is damaged: {error}; delete it and fetch it again"
@@ -48,15 +50,23 @@ def extract(archive: Path, root: Path, folder: str) -> Path:
         if not (scratch / folder).is_dir():
             raise DataError(f"{archive} has no folder {folder}; it is not the archive expected")
         with writing(folder, root):
+            top = f"{folder}/"
+            inside = {k.removeprefix(top): v for k, v in sums.items() if k.startswith(top)}
+            write_sums(scratch / folder, inside)
             return (scratch / folder).rename(root / folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _write(path: Path, source: IO[bytes]) -> None:
+def _write(path: Path, source: IO[bytes]) -> str:
+    """Write a file and return its sha256."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
     with path.open("xb") as out:
-        shutil.copyfileobj(source, out)
+        while chunk := source.read(1 << 20):
+            out.write(chunk)
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:

@@ -1,5 +1,8 @@
 """Tiny ImageNet from the publisher's tree; decoded once, then memory-mapped.
 
+The images are checked against the checksums that were written when they were unpacked, and the
+decoded arrays, 1.4 GB, against their own each time they are loaded.
+
 Labels follow the alphabetical order of the WordNet ids. The publisher's test images have no
 labels, so the validation images are the test set.
 """
@@ -7,6 +10,7 @@ labels, so the validation images are the test set.
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,10 +18,12 @@ import numpy as np
 import torch
 from filelock import FileLock
 
+from gradproj.experiments.data.checksums import SUMS, damaged_file, write_sums
 from gradproj.experiments.data.dataset import Dataset
 from gradproj.experiments.data.download import Download
 from gradproj.experiments.data.files import DataError, user_cache, writing
 from gradproj.experiments.data.source import Source
+from gradproj.experiments.files import file_digest
 
 __all__ = ["TINY_IMAGENET"]
 
@@ -30,14 +36,13 @@ def _read(source: Source, root: Path) -> Dataset:
     tree = root / source.folder
     train, test, classes = _list_images(tree)
     cache = _cache_folder(root, tree, train + test)
-    if not cache.exists():
+    if not cache.exists() or damaged_file(cache):
         with writing("the decoded images", cache.parent):
             cache.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(cache.with_name(cache.name + ".lock"))
             lock.acquire()
         try:
-            if not cache.exists():
-                _decode(train, test, cache)
+            _make_cache(tree, train, test, cache)
         finally:
             lock.release()
     # Copy-on-write: the pages are shared by all processes, and torch gets memory it may write to.
@@ -85,6 +90,28 @@ def _cache_folder(root: Path, tree: Path, images: Labelled) -> Path:
     return base / "decoded" / f"{tree.name}-{digest.hexdigest()[:16]}"
 
 
+def _make_cache(tree: Path, train: Labelled, test: Labelled, cache: Path) -> None:
+    """Decode the images, unless another process has done so."""
+    if cache.exists():
+        damaged = damaged_file(cache)
+        if not damaged:
+            return
+        print(f"{cache / damaged} is damaged; decoding the images again", file=sys.stderr)
+        with writing("the decoded images", cache.parent):
+            shutil.rmtree(cache)
+    _check_tree(tree)
+    _decode(train, test, cache)
+
+
+def _check_tree(tree: Path) -> None:
+    """Raise for an image that is not as it was unpacked; a tree from elsewhere has no list."""
+    if (tree / SUMS).exists() and (damaged := damaged_file(tree)):
+        raise DataError(
+            f"{tree / damaged} is damaged: its checksum is not in {SUMS}; delete the folder and "
+            "run `gradproj data fetch tiny-imagenet`"
+        )
+
+
 def _decode(train: Labelled, test: Labelled, cache: Path) -> None:
     with writing("the decoded images", cache.parent):
         scratch = Path(tempfile.mkdtemp(prefix=f".{cache.name}.", dir=cache.parent))
@@ -98,6 +125,7 @@ def _decode(train: Labelled, test: Labelled, cache: Path) -> None:
                     x[row] = _pixels(path)
                 x.flush()
                 np.save(scratch / f"{part}_y.npy", np.array([y for _, y in images], np.int64))
+            write_sums(scratch, {f"{n}.npy": file_digest(scratch / f"{n}.npy") for n in _ARRAYS})
             scratch.rename(cache)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

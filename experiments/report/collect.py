@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradproj.experiments.benchmarks import BENCHMARKS, is_own_benchmark
+from gradproj.experiments.files import read_table
+from gradproj.experiments.storage import RunFolder
 
 __all__ = ["BINS", "TUNING", "Collection", "RunRecord", "collect"]
 
@@ -131,19 +133,20 @@ def _sources(path: Path) -> list[Path]:
 
 
 def _read_folder(folder: Path, logs: bool) -> RunRecord:
-    config = _checked(_object(folder / "config.json"))
+    config = _checked(read_table(folder / "config.json"))
     environment = folder / "environment.json"
     shared: dict[str, Any] = {
         "config": config,
         "source": folder,
-        "environment": _object(environment) if environment.exists() else {},
+        "environment": read_table(environment) if environment.exists() else {},
     }
     finished = (folder / "result.json").exists()
     log = _read_log(folder / "steps.jsonl") if logs or not finished else []
     if not finished:
         done = f"in task {log[-1]['task'] + 1}, step {log[-1]['step']}" if log else "not begun"
         return RunRecord(scenario=_scenario(config), progress=done, **shared)
-    result = _object(folder / "result.json")
+    result = RunFolder(folder).read_result()
+    RunFolder(folder).check_files(result, logs=logs)
     return RunRecord(
         scenario=result["scenario"],
         matrix=_matrix(result["accuracy_matrix"]),
@@ -157,7 +160,7 @@ def _read_folder(folder: Path, logs: bool) -> RunRecord:
 
 
 def _read_file(path: Path) -> RunRecord:
-    content = _object(path)
+    content = read_table(path)
     return RunRecord(
         config=_checked(content["config"]),
         scenario=content["scenario"],
@@ -170,16 +173,6 @@ def _read_file(path: Path) -> RunRecord:
         environment=content["environment"],
         corrected=tuple(content.get("corrected", ())),
     )
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path.name} is not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds no table of keys and values")
-    return content
 
 
 def _checked(config: Any) -> dict[str, Any]:

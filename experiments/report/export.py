@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gradproj.experiments.files import fitting, write_atomically
 from gradproj.experiments.report.collect import TUNING, RunRecord, collect
 from gradproj.experiments.report.content import build
 from gradproj.experiments.report.markdown import render
 from gradproj.experiments.report.naming import fingerprint, name_of
 from gradproj.experiments.report.notes import FILE, read_notes
-from gradproj.experiments.storage import fitting, write_atomically
 
 __all__ = ["export", "readme", "to_json", "write_readme"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from gradproj.experiments.files import write_atomically
 from gradproj.experiments.report import style
 from gradproj.experiments.report.content import Report
 from gradproj.experiments.report.figures import FIGURES, gains, sweep
 from gradproj.experiments.report.markdown import ABOUT, render
 from gradproj.experiments.report.tables import STATUS, Table
-from gradproj.experiments.storage import write_atomically
 
 __all__ = ["render_page", "write_report"]
 

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gradproj.experiments.storage import write_atomically
+from gradproj.experiments.files import write_atomically
 
 __all__ = ["COLOURS", "MARKERS", "colour", "dashes", "embedded", "figure", "legend_beside",
            "marker", "plain_log_ticks", "save", "styled", "to_svg"]  # fmt: skip

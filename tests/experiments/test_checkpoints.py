@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from gradproj.experiments import methods
+from gradproj.experiments.checkpoint import Checkpoints
 from gradproj.experiments.config import resolve
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.learner import Learner
 from gradproj.experiments.runner import Interrupted, run
 from gradproj.experiments.schema import ConfigError
-from gradproj.experiments.storage import RunError
 
 QUICK = {
     "benchmark": "permuted-digits",
@@ -67,12 +68,14 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
     assert [p.name for p in tmp_path.glob(".*")] == [".lock"]
 
 
-@pytest.mark.parametrize("left", [None, b'{"step":1}\n'])
-def test_a_log_that_was_removed_or_cut_is_named_with_the_cure(left, tmp_path):
-    stopped(tmp_path)
-    (tmp_path / "steps.jsonl").unlink()
-    if left is not None:
-        (tmp_path / "steps.jsonl").write_bytes(left)
-    with pytest.raises(RunError, match=r"steps.jsonl has \d+ bytes; it had .* --force"):
-        run(resolve(QUICK), tmp_path, resume=True)
-    assert run(resolve(QUICK), tmp_path, force=True)
+def test_the_only_good_checkpoint_is_not_replaced_by_a_damaged_one(tmp_path):
+    store = Checkpoints(tmp_path)
+    for step in (1, 2):
+        store.save({"step": step})
+    store.current.write_bytes(b"damaged")
+    assert store.load(lambda _: "")[0] == {"step": 1}
+    store.save({"step": 2})
+    store.current.write_bytes(b"damaged")
+    state, problems = store.load(lambda _: "")
+    assert state == {"step": 1}
+    assert problems == ["checkpoint.pt is not used: its checksum does not match"]

@@ -2,11 +2,16 @@
 
 import gzip
 import io
+import random
+import zipfile
 
 import pytest
+import torch
 from PIL import Image
 
 from gradproj.experiments.data import DataError
+from gradproj.experiments.data.archive import extract
+from gradproj.experiments.data.checksums import SUMS
 from gradproj.experiments.data.cifar import parse_records
 from gradproj.experiments.data.mnist import parse_idx
 from gradproj.experiments.data.tiny_imagenet import TINY_IMAGENET
@@ -91,3 +96,56 @@ def test_a_damaged_tiny_imagenet_is_named_and_not_cached(tiny, name, change, mes
         TINY_IMAGENET.load(tiny, download=False)
     decoded = tiny / "decoded"
     assert not decoded.exists() or [p for p in decoded.iterdir() if p.suffix != ".lock"] == []
+
+
+def flipped(content, draw):
+    changed = bytearray(content)
+    changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+@pytest.fixture
+def unpacked(tiny_files, tmp_path):
+    """Tiny ImageNet as it is unpacked from the publisher's archive."""
+    archive = tmp_path / "tiny.zip"
+    with zipfile.ZipFile(archive, "w") as pack:
+        for name, content in tiny_files.items():
+            pack.writestr(f"{TINY_IMAGENET.folder}/{name}", content)
+    extract(archive, tmp_path / "data", TINY_IMAGENET.folder)
+    return tmp_path / "data"
+
+
+def test_a_flipped_bit_in_any_unpacked_image_is_noticed(unpacked):
+    tree, draw = unpacked / TINY_IMAGENET.folder, random.Random(0)
+    images = sorted(tree.rglob("*.JPEG"))
+    assert len(images) == 6
+    for path in [*images, tree / SUMS] * 5:
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, draw))
+        with pytest.raises(DataError, match=rf"{path.name} is damaged: its checksum is not in"):
+            TINY_IMAGENET.load(unpacked, download=False)
+        path.write_bytes(whole)
+    assert len(TINY_IMAGENET.load(unpacked, download=False).train_x) == 4
+
+
+def test_a_flipped_bit_in_the_decoded_images_has_them_decoded_again(tiny, capsys):
+    whole = TINY_IMAGENET.load(tiny, download=False)
+    (cache,) = [p for p in (tiny / "decoded").iterdir() if p.is_dir()]
+    draw = random.Random(0)
+    for path in [p for p in sorted(cache.iterdir()) for _ in range(4)]:
+        path.write_bytes(flipped(path.read_bytes(), draw))
+        again = TINY_IMAGENET.load(tiny, download=False)
+        assert f"{path} is damaged; decoding the images again" in capsys.readouterr().err
+        assert torch.equal(again.train_x, whole.train_x)
+        assert torch.equal(again.train_y, whole.train_y)
+        assert torch.equal(again.test_x, whole.test_x)
+    TINY_IMAGENET.load(tiny, download=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_cache_of_an_older_version_is_made_again(tiny):
+    TINY_IMAGENET.load(tiny, download=False)
+    (sums,) = (tiny / "decoded").glob(f"*/{SUMS}")
+    sums.unlink()
+    assert len(TINY_IMAGENET.load(tiny, download=False).train_x) == 4
+    assert sums.exists()

@@ -5,11 +5,11 @@ import torch
 from support.runs import matrix, write_run
 
 from gradproj.experiments import cli, grid
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.figures import FIGURES, request
 from gradproj.experiments.figures.request import Request, Spec, obtain
 from gradproj.experiments.report import style
 from gradproj.experiments.schema import ConfigError
-from gradproj.experiments.storage import RunError
 
 TINY = ("stream.tasks=3", "stream.samples=20", "network_options.hidden=[6]", "memory.batch=4")
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from support.grids import Crash, CrashInAWord
 
 from gradproj.experiments.config import resolve
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.grid import Job, execute_all, run_in_processes
 from gradproj.experiments.progress import Event, LiveDisplay, PlainDisplay, make_display, throttled
-from gradproj.experiments.storage import RunError
 
 QUICK = {
     "benchmark": "permuted-digits",
@@ -209,6 +209,17 @@ def test_live_bars_on_a_terminal(monkeypatch):
             display.refresh()
     assert "task 1/2 step 5 loss 1.500" in capture.get()
     assert "run: finished ACC 0.7500" in capture.get()
+
+
+def test_a_notice_is_shown_and_does_not_end_a_run(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for terminal in (True, False):
+        console = Console(force_terminal=terminal, width=200)
+        with console.capture() as capture, make_display(["run"], console) as display:
+            display(Event("notice", "run", message="resumes from step 3"))
+            if isinstance(display, LiveDisplay):
+                assert display._ended == 0
+        assert "run: notice resumes from step 3" in capture.get()
 
 
 def test_a_long_name_leaves_room_for_the_bar_and_keeps_its_seed():

@@ -77,8 +77,9 @@ def test_a_missing_folder_is_an_error(tmp_path):
     ("file", "content", "reason"),
     [
         ("result.json", "{", "result.json is not JSON"),
-        ("config.json", "[]", "config.json holds no table"),
-        ("result.json", "{}", "key 'scenario' is missing"),
+        ("config.json", "[]", "config.json does not hold a table"),
+        ("result.json", "{}", "result.json is damaged: it has no accuracy_matrix"),
+        ("result.json", '{"accuracy_matrix": []}', "key 'scenario' is missing"),
         ("config.json", "{}", "key 'benchmark' is missing"),
         (
             "config.json",

@@ -10,9 +10,10 @@ from support.killing import run_until
 from support.running import QUICK, SPLIT, finish, steps_of, stop_at
 
 from gradproj.experiments.config import resolve
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.grid import process_context
 from gradproj.experiments.runner import Interrupted, run
-from gradproj.experiments.storage import RunError, RunFolder
+from gradproj.experiments.storage import RunFolder
 
 STATEFUL = {
     "ours": {**QUICK, "method": "ours", "options": {"strength": 0.5, "rank": 1}, "ema": 0.9},
@@ -84,20 +85,17 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
 
     store = RunFolder(tmp_path)
     with store.prepared(resolve(QUICK)):
-        pass
-    with store.checkpoint.open("wb") as file:
-        torch.save({"learner": Evil()}, file)
+        store.checkpoints.save({"learner": Evil()})
     with pytest.raises(RunError, match=r"cannot be read .*UnpicklingError.*--force"):
         run(resolve(QUICK), tmp_path, resume=True)
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_checkpoint_cut_short_is_named_with_the_cure(share, tmp_path):
-    stop_at(QUICK, tmp_path, 3)
-    content = (tmp_path / "checkpoint.pt").read_bytes()
-    (tmp_path / "checkpoint.pt").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(RunError, match=r"checkpoint.pt cannot be read .*--force starts the run"):
+def test_a_checkpoint_of_an_older_version_is_refused(tmp_path):
+    store = RunFolder(tmp_path)
+    with store.prepared(resolve(QUICK)):
+        torch.save({"learner": {}}, store.checkpoints.current)
+    with pytest.raises(RunError, match=r"older gradproj, without a checksum; finish .* --force"):
         run(resolve(QUICK), tmp_path, resume=True)
     assert run(resolve(QUICK), tmp_path, force=True)
 
@@ -106,4 +104,17 @@ def test_a_run_stops_when_it_is_asked_to(tmp_path):
     asked = iter([False, False, True])
     with pytest.raises(Interrupted, match="--resume"):
         run(resolve(QUICK), tmp_path, should_stop=lambda: next(asked))
-    assert RunFolder(tmp_path).load_checkpoint()["position"]["total"] == 3
+    state, problems = RunFolder(tmp_path).load_checkpoint()
+    assert (state["position"]["total"], problems) == (3, [])
+
+
+def test_a_run_that_diverged_is_not_finished_by_resuming_it(tmp_path):
+    values = {**QUICK, "lr": 1e30}
+    with pytest.raises(RunError, match="diverged"):
+        run(resolve(values), tmp_path / "whole")
+    for step in range(1, 5):
+        folder = tmp_path / str(step)
+        stop_at(values, folder, step)
+        with pytest.raises(RunError, match="diverged in task 1"):
+            run(resolve(values), folder, resume=True)
+        assert not (folder / "result.json").exists()

@@ -11,9 +11,10 @@ from support.toy import toy_learner
 
 from gradproj.experiments import benchmarks, methods, metrics, runner
 from gradproj.experiments.config import RunConfig, resolve
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.evaluation import evaluate, summarise
 from gradproj.experiments.runner import run
-from gradproj.experiments.storage import RunError, RunFolder
+from gradproj.experiments.storage import RunFolder
 from gradproj.experiments.training import Run
 
 # What makes methods quick enough to be run whole.

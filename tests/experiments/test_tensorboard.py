@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from gradproj.experiments.config import resolve
+from gradproj.experiments.errors import RunError
 from gradproj.experiments.runner import Interrupted, run
-from gradproj.experiments.storage import RunError, RunFolder
+from gradproj.experiments.storage import RunFolder
 
 pytest.importorskip("tensorboard")
 
