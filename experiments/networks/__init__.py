@@ -52,9 +52,9 @@ def build(
     seed : int or torch.Generator
         The initial weights follow from it alone; torch's global generator is left as it was.
     **options
-        Arguments of the network: `hidden` (mlp), `nf`, `blocks`, `shortcut`, `last_relu`
-        (residual networks), `depth`, `widen`, `dropout` (wrn-16-2), `head` (all), `normalise`
-        (all; see `Normalise`).
+        Arguments of the network: `hidden`, `bias`, `init` (mlp), `nf`, `blocks`, `shortcut`,
+        `last_relu` (residual networks), `depth`, `widen`, `dropout` (wrn-16-2), `head` (all),
+        `normalise` (all; see `Normalise`).
 
     Returns
     -------

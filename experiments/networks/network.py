@@ -112,10 +112,12 @@ class CosineHead(nn.Module):
         return self.scale * functional.linear(x, weight)
 
 
-def make_head(kind: str, in_features: int, outputs: int) -> nn.Linear | CosineHead:
-    """Make the head of a network by name: "linear" or "cosine"."""
+def make_head(
+    kind: str, in_features: int, outputs: int, *, bias: bool = True
+) -> nn.Linear | CosineHead:
+    """Make the head of a network by name: "linear" or "cosine", which never has a bias."""
     if kind == "linear":
-        return nn.Linear(in_features, outputs)
+        return nn.Linear(in_features, outputs, bias=bias)
     if kind == "cosine":
         return CosineHead(in_features, outputs)
     raise ValueError(f"head={kind!r} is not known; use 'linear' or 'cosine'")

@@ -12,6 +12,7 @@ __all__ = ["CONSTANTS", "Normalise"]
 CONSTANTS: Mapping[str, tuple[Sequence[float], Sequence[float]]] = {
     "cifar100": ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
     "cifar100-lucir": ((0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023)),
+    "mnist": ((0.1307,), (0.3081,)),
 }
 
 
