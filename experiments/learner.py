@@ -168,6 +168,10 @@ class Learner:
         """Whether there is something to evaluate after the current task."""
         return True
 
+    def stored_samples(self) -> int:
+        """Count the training samples of all tasks that are kept for later ones."""
+        return 0
+
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
         """Name the output of each sample; `task` is None where it is unknown at test time."""
         logits: Tensor = self.model(x)

@@ -58,6 +58,11 @@ class ProjectionLearner(Learner):
         """Return the method that the projector solves."""
         raise NotImplementedError
 
+    def stored_samples(self) -> int:
+        """Count the samples in the memories, or in the one buffer."""
+        held = self.memory.exemplars if isinstance(self.memory, SubBuffers) else self.memory
+        return len(held)
+
     def old_tasks(self) -> int:
         """Count the old tasks, or the parts of the buffer that play them."""
         return len(self.memory) if isinstance(self.memory, SubBuffers) else self.current

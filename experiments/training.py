@@ -227,8 +227,13 @@ class Run:
             "scenario": self.stream.scenario,
             "seed": self.config.seed,
             "steps": self.position.total,
+            "stored_per_task": self._stored_per_task(),
             **self.record.result(self.stream),
         }
+
+    def _stored_per_task(self) -> float:
+        """Return the training samples that are kept at the end, as a mean over the tasks."""
+        return self.learner.stored_samples() / len(self.stream.tasks)
 
     # Stopping and going on ---------------------------------------------------------------------
 

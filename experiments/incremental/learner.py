@@ -73,6 +73,10 @@ class IncrementalLearner(Learner):
         self.teacher = frozen(self.model)
         self.stage = ""
 
+    def stored_samples(self) -> int:
+        """Count the exemplars."""
+        return len(self.exemplars) if self.rehearses else 0
+
     def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
         """Return the loss of a batch of images, labels, and what else `data` gives."""
         (y,) = rest

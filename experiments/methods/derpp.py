@@ -48,6 +48,10 @@ class DERpp(Learner):
             device=setup.device,
         )
 
+    def stored_samples(self) -> int:
+        """Count the samples in the memory."""
+        return len(self.memory)
+
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Step on the three losses, then offer the batch with its outputs to the memory."""
         x, y = batch

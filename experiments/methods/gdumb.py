@@ -62,6 +62,10 @@ class GDumb(Learner):
         self.numbers: list[int] = []
         self.counts: dict[tuple[int, int], int] = {}
 
+    def stored_samples(self) -> int:
+        """Count the samples in the memory."""
+        return len(self.images)
+
     def ready(self) -> bool:
         """Whether the network has been trained on the memory of the current task."""
         return self._learns(self.current)

@@ -46,6 +46,10 @@ class ICaRL(Learner):
         self.targets: dict[int, Tensor] = {}
         self.means: dict[int, Tensor] = {}
 
+    def stored_samples(self) -> int:
+        """Count the exemplars of all classes."""
+        return sum(map(len, self.images.values()))
+
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Step on the new batch and on the exemplars of the old tasks."""
         x, y = batch

@@ -43,6 +43,10 @@ class TinyER(Learner):
             device=setup.device,
         )
 
+    def stored_samples(self) -> int:
+        """Count the samples in the memory."""
+        return len(self.memory)
+
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Step on the mean loss of both batches, then offer the new one to the memory."""
         x, y = batch

@@ -47,6 +47,8 @@ class RunRecord:
     seconds, evaluation_seconds : float
     environment : mapping
         Versions and machine.
+    stored : float or None
+        Training samples kept per task; None for runs of versions that did not count them.
     corrected : tuple
         Share of layers that were corrected, over equal pieces of the run; empty without a
         projection, None for pieces without one.
@@ -63,6 +65,7 @@ class RunRecord:
     seconds: float = 0.0
     evaluation_seconds: float = 0.0
     environment: Mapping[str, Any] = field(default_factory=dict)
+    stored: float | None = None
     corrected: tuple[float | None, ...] = ()
     progress: str = ""
 
@@ -154,6 +157,7 @@ def _read_folder(folder: Path, logs: bool) -> RunRecord:
         metrics=result["metrics"],
         seconds=float(result["train_seconds"]),
         evaluation_seconds=float(result["evaluation_seconds"]),
+        stored=result.get("stored_per_task"),
         corrected=_in_bins(log),
         **shared,
     )
@@ -171,6 +175,7 @@ def _read_file(path: Path) -> RunRecord:
         seconds=float(content["train_seconds"]),
         evaluation_seconds=float(content["evaluation_seconds"]),
         environment=content["environment"],
+        stored=content.get("stored_per_task"),
         corrected=tuple(content.get("corrected", ())),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradproj.experiments.report import paper
-from gradproj.experiments.report.rows import Row, control_of
+from gradproj.experiments.report.rows import INPUT_SPACE, Row, control_of, replay_weight
 from gradproj.experiments.report.tables import Line, Table, listed, printed, spread
 
 __all__ = ["control_table", "difference_to_control", "overview_table"]
@@ -50,10 +50,11 @@ def control_table(rows: Sequence[Row]) -> Table | None:
         "The control is the replay term alone, w = g + γ Σ gᵢ, with no constraint, at the same "
         "strength and with the same memory; differences are taken seed by seed. Ours adds the same "
         "term at every step, GEM at least as much wherever a constraint is violated. At γ = 0 "
-        "nothing is replayed: the control is then Single at the same rate."
+        "nothing is replayed, and Preserve, GPM, SGP and OWM store no samples: the control is then "
+        "Single at the same rate."
     )
     found = [
-        ((row.name.label, f"{row.config['options']['strength']:g}"), row, pairs)
+        ((row.name.label, f"{replay_weight(row.config):g}"), row, pairs)
         for row in rows
         if (pairs := _pairs(row, rows)) is not None
     ]
@@ -61,13 +62,12 @@ def control_table(rows: Sequence[Row]) -> Table | None:
 
 
 def overview_table(rows: Sequence[Row]) -> Table | None:
-    """Show on one page what ours and GEM add, on every benchmark, with their own presets."""
+    """Show on one page what the main projections add, on every benchmark, with their presets."""
     columns = ("benchmark", "method", "paper ACC", "ACC", "control's ACC", "difference", "seeds")
     about = (
-        "Ours and GEM with the values of their presets, beside the control: the replay term "
-        "w = g + γ Σ gᵢ alone, with no constraint; for the equations as printed, which replay "
-        "nothing, Single at the same rate. Differences are taken seed by seed; the variants are in "
-        "the sections below."
+        "Methods with the values of their presets, beside the control: the replay term "
+        "w = g + γ Σ gᵢ alone, with no constraint; for methods that replay nothing, Single at the "
+        "same rate. Differences are taken seed by seed; the variants are in the sections below."
     )
     found = [
         ((row.name.series, paper.label(row.name.entry), _published(row)), row, pairs)
@@ -103,7 +103,7 @@ def _pairs(row: Row, rows: Sequence[Row], averaged: bool = False) -> _Pairs | No
 
 def _is_own_preset(row: Row) -> bool:
     entry = row.name.entry.removesuffix("-3ep").removesuffix("-printed")
-    return entry == row.config["method"] in ("ours", "gem") and not row.name.changes
+    return entry == row.config["method"] in ("ours", "gem", *INPUT_SPACE) and not row.name.changes
 
 
 def _table(

@@ -69,6 +69,7 @@ def to_json(run: RunRecord) -> str:
         "environment": run.environment,
         "train_seconds": run.seconds,
         "evaluation_seconds": run.evaluation_seconds,
+        "stored_per_task": run.stored,
         "metrics": run.metrics,
     }
     parts = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]

@@ -14,9 +14,12 @@ from gradproj.experiments import metrics
 from gradproj.experiments.report.collect import RunRecord
 from gradproj.experiments.report.naming import Name, fingerprint, name_of
 
-__all__ = ["MEASURES", "Row", "control_of", "group"]
+__all__ = ["INPUT_SPACE", "MEASURES", "Row", "control_of", "group", "replay_weight"]
 
 Matrix = NDArray[np.float64]
+
+# Methods that project by the old tasks' inputs. Only the first one replays samples.
+INPUT_SPACE = ("preserve-replay", "preserve", "gpm", "sgp", "owm")
 
 # Of an accuracy matrix; those but ACC need every row of it.
 MEASURES: dict[str, Callable[[Matrix], float]] = {
@@ -65,6 +68,12 @@ class Row:
         """Mean time of a run, evaluation included."""
         return float(np.mean([(r.seconds + r.evaluation_seconds) / 60 for r in self.finished]))
 
+    @property
+    def stored(self) -> str:
+        """Training samples kept per task, in words; "–" where no run counted them."""
+        counts = [run.stored for run in self.finished if run.stored is not None]
+        return f"{np.mean(counts):.4g}" if counts else "–"
+
     def matrices(self, averaged: bool = False) -> list[Matrix]:
         """Accuracy matrices of the finished runs, of the averaged weights if asked for."""
         found = [run.averaged if averaged else run.matrix for run in self.finished]
@@ -110,6 +119,20 @@ def _named(runs: Sequence[RunRecord]) -> Mapping[str, Any]:
     return min((run.config for run in runs), key=lambda config: str(config.get("preset", "")))
 
 
+def replay_weight(config: Mapping[str, Any]) -> float | None:
+    """Return the weight γ of the old tasks' gradients; None for a method without a projection.
+
+    Examples
+    --------
+    >>> replay_weight({"method": "preserve-replay", "options": {"gamma": 0.5, "strength": 3.0}})
+    0.5
+    """
+    method, options = config["method"], config["options"]
+    if method in ("ours", "gem", "agem", "sgem"):
+        return float(options["strength"])
+    return float(options.get("gamma", 0.0)) if method in INPUT_SPACE else None
+
+
 def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
     """Find the row with the same replay term and no projection, if it was run.
 
@@ -117,12 +140,10 @@ def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
     two have a control in `replay`. At γ = 0 nothing is replayed, and what is left of any of them
     without its constraints is `single`, at the same rate.
     """
-    method, strength = row.config["method"], row.config["options"].get("strength")
-    if method not in (("ours", "gem") if strength else ("ours", "gem", "agem", "sgem")):
+    method, gamma = row.config["method"], replay_weight(row.config)
+    if gamma is None or (gamma and method in ("agem", "sgem")):
         return None
     form = row.config["options"].get("replay", "sum")  # GEM adds at least γ of every old gradient
-    left, options = (
-        ("replay", {"strength": strength, "replay": form}) if strength else ("single", {})
-    )
+    left, options = ("replay", {"strength": gamma, "replay": form}) if gamma else ("single", {})
     wanted = fingerprint({**row.config, "method": left, "options": options})
     return next((r for r in rows if r.fingerprint == wanted and r.finished), None)

@@ -22,6 +22,9 @@ STATUS = {
     "below": ("▼", "below by more than twice the spread"),
 }
 
+# The column of the training samples that a method keeps of each task.
+STORED = "stored per task"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -82,7 +85,7 @@ def paper_table(
     measured = "measured ACC" if table.metric == "acc" else "measured average incremental accuracy"
     columns = ["method", "paper ACC", measured, "difference"]
     columns += ["paper BWT"] if with_bwt else []
-    columns += ["BWT", "forgetting", "seeds", "minutes", "command"]
+    columns += ["BWT", "forgetting", STORED, "seeds", "minutes", "command"]
     lines, used = [], []
     for entry, cell in cells.items():
         preset = f"{benchmark}/{entry}"
@@ -110,7 +113,7 @@ def _paper_line(
     start = [paper.label(entry).removesuffix(", 3 epochs"), printed(cell)]
     if row is None:
         made = f"gradproj run {preset} --seeds 0 1 2" if preset in presets.available() else "–"
-        return Line((*start, "no run", "–", *bwt, "–", "–", "–", "–", made))
+        return Line((*start, "no run", "–", *bwt, "–", "–", "–", "–", "–", made))
     values = row.values(table.metric)
     if not values:
         state = "unfinished" if row.unfinished else "not measured"
@@ -152,7 +155,7 @@ def other_table(rows: Sequence[Row], used: Sequence[Row], notes: Mapping[str, st
     rest = [row for row in rows if not any(row is other for other in used)]
     if not rest:
         return None
-    columns = ("method", "measured ACC", "BWT", "forgetting", "seeds", "minutes", "command")
+    columns = ("method", "measured ACC", "BWT", "forgetting", STORED, "seeds", "minutes", "command")
     lines = []
     for row in rest:
         acc = spread(row.values("acc")) if row.finished else "unfinished"
@@ -166,12 +169,12 @@ def _transfer(row: Row) -> tuple[str, str]:
     return spread(row.values("bwt"), digits=3, sign="+"), spread(row.values("forgetting"))
 
 
-def _tail(row: Row) -> tuple[str, str, str]:
+def _tail(row: Row) -> tuple[str, str, str, str]:
     minutes = f"{row.minutes:.1f}" if row.finished else "–"
     seeds = listed(row.seeds)
     if row.unfinished:
         seeds = f"{seeds} ({len(row.unfinished)} unfinished)"
-    return seeds, minutes, row.command
+    return row.stored, seeds, minutes, row.command
 
 
 def listed(seeds: Sequence[int]) -> str:
