@@ -17,7 +17,7 @@ __all__ = ["available", "compose", "find", "shared"]
 # A benchmark's file names the table of methods that it is laid over, "methods" unless it does.
 COMMON = ("methods", "class-methods")
 # The keys of a file that are not values of its presets.
-SPECIAL = ("common", "methods", "variants", "without")
+SPECIAL = ("common", "methods", "variants", "without", "only")
 
 
 @cache
@@ -69,10 +69,10 @@ def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunCon
     --------
     >>> find("permuted-digits/gem", {"seed": 3}).seed
     3
-    >>> find("permuted-digits/gme")
+    >>> find("permuted-digits/gemm")
     Traceback (most recent call last):
         ...
-    gradproj.experiments.schema.ConfigError: preset 'permuted-digits/gme' is not known; did you
+    gradproj.experiments.schema.ConfigError: preset 'permuted-digits/gemm' is not known; did you
     mean 'permuted-digits/gem'?
     """
     if name not in available():
@@ -100,7 +100,7 @@ def _entries(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     variants = table.get("variants", {})
     found = {}
     for entry, values in table["methods"].items():
-        if entry in table.get("without", ()):
+        if entry in table.get("without", ()) or entry not in table.get("only", [entry]):
             continue
         preset = merge({**start, "method": entry}, values)
         found[f"{name}/{entry}"] = preset

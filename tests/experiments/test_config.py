@@ -96,7 +96,7 @@ def test_wrong_values_are_named(values, message):
         ({"lr": float("nan")}, "lr=nan is not a number"),
         ({"ema": 1.0}, "ema=1.0 must be below 1.0"),
         ({"memory": {"batches": 3}}, "did you mean 'memory.batch'?"),
-        ({"method": "gme"}, "method 'gme' is not known; did you mean 'gem'?"),
+        ({"method": "gemm"}, "method 'gemm' is not known; did you mean 'gem'?"),
         ({"options": {"strenght": 1}}, "did you mean 'options.strength'?"),
         ({"options": {"strength": -1}}, "options.strength=-1.0 is below|options.strength=-1 is"),
         ({"options": 3}, "options=3 must be a table"),
@@ -240,3 +240,21 @@ def test_every_entry_builds_its_learner(benchmark, monkeypatch):
         learner = methods.find(config.method)(Setup(config, stream))
         assert stream.scenario in learner.scenarios
         assert learner.phases(stream.tasks[0])
+
+
+def test_a_file_may_offer_some_methods_only():
+    names = [name for name in presets.available() if name.startswith("mnist-permutations-gpm/")]
+    entries = sorted(name.partition("/")[2] for name in names)
+    assert entries == ["gpm", "preserve", "sgp", "single"]
+    found = presets.find("mnist-permutations-gpm/gpm")
+    assert (found.benchmark, found.epochs, found.lr) == ("mnist-permutations", 5, 0.01)
+    assert found.options.share == (0.95, 0.99, 0.99)
+
+
+def test_input_space_methods_have_presets_wherever_outputs_are_known():
+    for benchmark in {name.split("/")[0] for name in presets.available()}:
+        if benchmark.startswith("class-") or benchmark.endswith("-gpm"):
+            continue
+        for entry in ("preserve", "preserve-replay", "gpm", "sgp", "owm"):
+            assert presets.find(f"{benchmark}/{entry}").epochs == 1
+            assert presets.find(f"{benchmark}/{entry}-3ep").epochs == 3

@@ -182,7 +182,7 @@ def test_notes_are_shown_and_explain(runs, tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ('"mnist-permutations/gme" = "x"', "did you mean 'mnist-permutations/gem'"),
+        ('"mnist-permutations/gemm" = "x"', "did you mean 'mnist-permutations/gem'"),
         ('"mnist-permutations/gem" = 3', 'write the note as "mnist-permutations/gem" = "text"'),
         ("= 3", "notes.toml: Invalid"),
     ],

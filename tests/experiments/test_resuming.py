@@ -23,6 +23,9 @@ STATEFUL = {
     "gdumb": {**QUICK, "method": "gdumb", "options": {"passes": 2, "batch": 8}},
     "ewc": {**QUICK, "method": "ewc", "options": {"samples": 15}},
     "si": {**QUICK, "method": "si"},
+    "preserve": {**QUICK, "method": "preserve", "options": {"samples": 10}},
+    "preserve-replay": {**QUICK, "method": "preserve-replay"},
+    "sgp": {**QUICK, "method": "sgp", "options": {"growth": 0.01}},
     "icarl": {**SPLIT, "method": "icarl", "options": {"exemplars": 20}},
     "batch norm": {
         **SPLIT,
