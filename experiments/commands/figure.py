@@ -1,4 +1,4 @@
-"""`gradproj figure`: the paper's figures, from runs that are there or made for them."""
+"""`gradproj figure`: figures of the paper and of sweeps, from runs that are there or are made."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ NAMES = {
     "gradient-magnitudes": "norms of the gradients over the layers",
     "k-sweep": "ACC and BWT against K for PCA, FirstK and LastK",
     "layerwise": "GEM, A-GEM and (d) with and without the layerwise update",
+    "memory-sweep": "ACC against stored samples per task, with methods that need none",
+    "strength-sweep": "ACC and BWT against the strength λ of the input-space projection",
     "time": "training time of (d), on the whole network, against (f), layer by layer",
 }
 
@@ -32,6 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 5, 8], metavar="K",
                         help="of k-sweep")  # fmt: skip
+    parser.add_argument("--memory", nargs="+", type=int, default=[10, 50, 256], metavar="N",
+                        help="stored samples per task, of memory-sweep")  # fmt: skip
+    parser.add_argument("--strengths", nargs="+", type=float, metavar="λ",
+                        default=[0.0, 0.1, 0.3, 1.0, 3.0, 10.0],
+                        help="of strength-sweep; 0 is no projection")  # fmt: skip
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
                         help="change a value in all runs")  # fmt: skip
     parser.add_argument("--runs", type=Path, default=Path("runs"),
@@ -55,6 +62,8 @@ def execute(args: argparse.Namespace) -> int:
         seeds=tuple(args.seeds),
         overrides=tuple(args.set),
         ranks=tuple(args.ranks),
+        memory=tuple(args.memory),
+        strengths=tuple(args.strengths),
         runs=args.runs,
         data_dir=args.data_dir,
         draw_only=args.draw_only,

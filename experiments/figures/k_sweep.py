@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from gradproj.experiments.figures.request import Made, Request, Spec, obtain, title
+from gradproj.experiments.figures.series import draw_line
 from gradproj.experiments.report import style
 from gradproj.experiments.report.rows import Row
 from gradproj.experiments.report.tables import Line, Table, spread
@@ -37,16 +38,8 @@ def make(request: Request) -> Made:
         left, right = made.subplots(1, 2)
         for axes, measure, label in ((left, "acc", "ACC (%)"), (right, "bwt", "BWT (fraction)")):
             for number, (relaxation, by_rank) in enumerate(lines.items()):
-                values = [by_rank[rank].values(measure) for rank in by_rank]
-                axes.errorbar(
-                    [rank + 0.1 * (number - 1) for rank in by_rank],  # Side by side, not hidden.
-                    [float(np.mean(v)) for v in values],
-                    yerr=[float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for v in values],
-                    marker=style.marker(number),
-                    color=style.colour(number),
-                    capsize=2,
-                    label=relaxation,
-                )
+                at = [rank + 0.1 * (number - 1) for rank in by_rank]  # Side by side, not hidden.
+                draw_line(axes, at, list(by_rank.values()), measure, number, relaxation)
             if every is not None:
                 mean = float(np.mean(every.values(measure)))
                 axes.axhline(mean, color=style.colour(6), linestyle="--", label="all directions")

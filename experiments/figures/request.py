@@ -34,6 +34,8 @@ class Request:
     seeds: tuple[int, ...] = (0, 1, 2)
     overrides: tuple[str, ...] = ()
     ranks: tuple[int, ...] = (1, 2, 3, 5, 8)
+    memory: tuple[int, ...] = (10, 50, 256)
+    strengths: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
     runs: Path = Path("runs")
     data_dir: Path | None = None
     draw_only: bool = False

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.runs import matrix, write_run
 
-from gradproj.experiments import cli, grid
+from gradproj.experiments import cli, grid, presets
 from gradproj.experiments.errors import RunError
 from gradproj.experiments.figures import FIGURES, request
 from gradproj.experiments.figures.request import Request, Spec, obtain
@@ -32,12 +32,27 @@ def ran(monkeypatch):
 
 def ask(tmp_path, **arguments):
     return Request(
-        **{"seeds": (0,), "overrides": TINY, "ranks": (1,), "runs": tmp_path, **arguments}
+        **{
+            "seeds": (0,),
+            "overrides": TINY,
+            "ranks": (1,),
+            "memory": (5,),
+            "strengths": (0.0, 1.0),
+            "runs": tmp_path,
+            **arguments,
+        }
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "runs", "lines"), [("k-sweep", 4, 4), ("layerwise", 6, 6), ("time", 2, 2)]
+    ("name", "runs", "lines"),
+    [
+        ("k-sweep", 4, 4),
+        ("layerwise", 6, 6),
+        ("time", 2, 2),
+        ("memory-sweep", 7, 7),
+        ("strength-sweep", 4, 4),
+    ],
 )
 def test_a_figure_runs_what_it_needs_once(name, runs, lines, ran, tmp_path):
     made = FIGURES[name](ask(tmp_path))
@@ -102,6 +117,37 @@ def test_nothing_to_draw_from_is_said(tmp_path):
         RunError, match=r"no finished run to draw from in .*; leave out --draw-only"
     ):
         FIGURES["layerwise"](ask(tmp_path / "none", draw_only=True))
+
+
+def test_sweeps_tell_stored_samples(tmp_path):
+    for size, last in ((10, 0.6), (256, 0.8)):
+        changes = {"memory": {"per_task": size}}
+        write_run(tmp_path, "mnist-permutations/replay", 0, matrix(last), changes=changes)
+    write_run(tmp_path, "mnist-permutations/preserve", 0, matrix(0.7), stored_per_task=0.0)
+    wanted = {"benchmark": "mnist-permutations", "overrides": (), "draw_only": True}
+    made = FIGURES["memory-sweep"](ask(tmp_path, memory=(256, 10), **wanted))
+    assert [line.cells[:3] for line in made.table.lines] == [
+        ("Preserve", "0", "70.0"),
+        ("Replay alone (control)", "10", "60.0"),
+        ("Replay alone (control)", "256", "80.0"),
+    ]
+    strength = presets.find("mnist-permutations/preserve").options.strength
+    made = FIGURES["strength-sweep"](ask(tmp_path, strengths=(strength,), **wanted))
+    assert [line.cells[:4] for line in made.table.lines] == [
+        ("Preserve", f"{strength:g}", "0", "70.0")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("memory-sweep", {"memory": (0, 10)}, "--memory 0 is too small"),
+        ("strength-sweep", {"strengths": (1.0, -0.5)}, "--strengths -0.5 is invalid"),
+    ],
+)
+def test_sweeps_refuse_values_out_of_range(name, arguments, says, tmp_path):
+    with pytest.raises(ValueError, match=says):
+        FIGURES[name](ask(tmp_path, **arguments))
 
 
 def test_ranks_start_at_one(tmp_path):
