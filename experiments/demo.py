@@ -1,9 +1,10 @@
-"""The demo: ours, GEM, A-GEM and fine-tuning on permuted digits, with a table and a figure."""
+"""The demo: four methods on permuted digits, with a table and a figure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,23 @@ from gradproj.experiments.progress import make_display
 
 __all__ = ["METHODS", "draw", "run_demo", "tabulate"]
 
-METHODS = {"ours": "ours", "gem": "GEM", "agem": "A-GEM", "single": "fine-tuning"}
+METHODS = {
+    "single": "fine-tuning",
+    "preserve": "preserve, no stored samples",
+    "replay": "replay",
+    "ours": "ours",
+}
 
-# Accuracy matrices of all seeds, by method.
-Results = Mapping[str, Sequence[NDArray[np.float64]]]
+
+@dataclass
+class Result:
+    """The runs of one method: accuracy matrices of all seeds, and stored samples per task."""
+
+    matrices: list[NDArray[np.float64]] = field(default_factory=list)
+    stored: float = 0.0
+
+
+Results = Mapping[str, Result]
 
 
 def run_demo(
@@ -58,30 +72,33 @@ def run_demo(
     return 0
 
 
-def collect(jobs: Sequence[Job]) -> dict[str, list[NDArray[np.float64]]]:
-    """Read the accuracy matrices of finished jobs."""
-    results: dict[str, list[NDArray[np.float64]]] = {}
+def collect(jobs: Sequence[Job]) -> dict[str, Result]:
+    """Read the results of finished jobs."""
+    results: dict[str, Result] = {}
     for job in jobs:
-        stored = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
-        matrix = np.asarray(stored["accuracy_matrix"], dtype=np.float64)
-        results.setdefault(job.config.method, []).append(matrix)
+        found = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
+        result = results.setdefault(job.config.method, Result())
+        result.matrices.append(np.asarray(found["accuracy_matrix"], dtype=np.float64))
+        result.stored = found["stored_per_task"]
     return results
 
 
 def tabulate(results: Results) -> Table:
     """Make the table of mean ± standard deviation over the seeds."""
-    table = Table(title="permuted digits, 10 tasks (percent)", title_justify="left")
-    for column in ("method", "ACC", "BWT", "seeds"):
+    title = "permuted digits, 10 tasks: percent, and stored samples per task"
+    table = Table(title=title, title_justify="left")
+    for column in ("method", "stored", "ACC", "BWT", "seeds"):
         table.add_column(column, justify="left" if column == "method" else "right")
-    for method, matrices in results.items():
-        acc = [100 * average_accuracy(R) for R in matrices]
-        bwt = [100 * backward_transfer(R) for R in matrices]
-        table.add_row(METHODS[method], _spread(acc), _spread(bwt), str(len(matrices)))
+    for method, result in results.items():
+        acc = [100 * average_accuracy(R) for R in result.matrices]
+        bwt = [100 * backward_transfer(R) for R in result.matrices]
+        stored, seeds = f"{result.stored:g}", str(len(result.matrices))
+        table.add_row(METHODS[method], stored, _spread(acc), _spread(bwt), seeds)
     return table
 
 
 def draw(results: Results, path: Path) -> Path:
-    """Save one panel a method: accuracy of each task, from the task on, mean over the seeds."""
+    """Save one panel per method: accuracy of each task since it was learned, mean over seeds."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -89,15 +106,15 @@ def draw(results: Results, path: Path) -> Path:
     figure = Figure(figsize=(3.2 * len(results), 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = np.atleast_1d(np.asarray(figure.subplots(1, len(results), sharey=True)))
-    for panel, (method, matrices) in zip(panels, results.items(), strict=True):
-        R = np.mean(matrices, axis=0)
+    for panel, (method, result) in zip(panels, results.items(), strict=True):
+        R = np.mean(result.matrices, axis=0)
         tasks = np.arange(1, len(R) + 1)
         for j in range(len(R)):
             colour = colormaps["viridis"](j / len(R))
             panel.plot(tasks[j:], R[j:, j], ".-", color=colour, linewidth=1)
         seen = [R[i, : i + 1].mean() for i in range(len(R))]
         panel.plot(tasks, seen, color="black", linewidth=2, label="mean of those seen")
-        panel.set(title=METHODS[method], xlabel="tasks learnt", ylim=(0, 1))
+        panel.set(title=METHODS[method], xlabel="tasks learned", ylim=(0, 1))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy of each task")
     panels[0].legend(loc="lower left", frameon=False)

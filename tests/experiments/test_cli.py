@@ -199,7 +199,8 @@ def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
     out = tmp_path / "[bold]"  # no markup
     assert run_demo(out, seeds=[0], overrides=small, workers=2) == 0
     text = capsys.readouterr().out
-    for word in ("ours", "GEM", "A-GEM", "fine-tuning", "ACC", "BWT", "±", str(out / "demo.png")):
+    words = ("ours", "replay", "no stored samples", "fine-tuning", "ACC", "BWT", "±")
+    for word in (*words, "stored samples per task", str(out / "demo.png")):
         assert word in text
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
 
