@@ -1,4 +1,4 @@
-"""Steps that go wrong, or in an order nobody planned for: nothing of them is left in the next."""
+"""Steps that fail or are called in the wrong order: they do not affect the next step."""
 
 import pytest
 import torch
