@@ -282,6 +282,7 @@ class Projector:
         >>> model.weight.grad, projector.engine
         (tensor([[0.5000, 0.5000]]), 'loop')
         """
+        _arguments.function(loss)
         _arguments.batch(new, "new")
         old = _arguments.batches(old)
         engine, refusal = choose(self._wanted_engine, self.model, old), None
