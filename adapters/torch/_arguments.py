@@ -35,11 +35,16 @@ def choices(**given: str | None) -> None:
             raise ValueError(f"{name}={value!r} is not known; use {known}")
 
 
+def _described(given: Any) -> str:
+    """Return what was passed: a class where an instance is expected is a common mistake."""
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+
+
 def model(given: Any) -> None:
     """Raise unless it is a module."""
     if not isinstance(given, nn.Module):
         raise TypeError(
-            f"model is a {type(given).__name__}; pass the torch.nn.Module itself: layers are found "
+            f"model is {_described(given)}; pass the torch.nn.Module itself: layers are found "
             "by the names that its parameters have there"
         )
 
@@ -47,9 +52,7 @@ def model(given: Any) -> None:
 def method(given: Any) -> None:
     """Raise unless it is a method."""
     if not isinstance(given, gp.Method):
-        raise TypeError(
-            f"method is a {type(given).__name__}; pass a method such as gp.Decomposed()"
-        )
+        raise TypeError(f"method is {_described(given)}; pass a method such as gp.Decomposed()")
 
 
 def task(given: Any) -> None:
@@ -102,25 +105,35 @@ def losses(given: Any) -> None:
         )
 
 
-def batch(given: Any, name: str) -> None:
+def function(given: Any) -> None:
+    """Raise unless it can be called with the model and a batch."""
+    if not callable(given):
+        raise TypeError(
+            f"loss is a {type(given).__name__}; pass the function itself: loss(model, *batch) "
+            "returns a scalar tensor"
+        )
+
+
+def batch(given: Any, name: str, advice: str = "") -> None:
     """Raise unless it is a tuple of positional loss arguments or a dict of named ones."""
     if isinstance(given, Mapping):
         return
     if isinstance(given, Tensor | str) or not isinstance(given, Iterable):
         raise TypeError(
             f"{name} is a {type(given).__name__}; pass a tuple of what the loss takes after the "
-            "model, such as (x, y), or (x,) for one thing, or a dict of named arguments"
+            f"model, such as (x, y), or (x,) for one thing, or a dict of named arguments{advice}"
         )
 
 
 def batches(given: Any) -> list[Any]:
     """Return the old tasks' batches as a list; raise unless there is one batch per old task."""
-    if isinstance(given, Mapping):
+    if isinstance(given, Tensor | str | Mapping) or not isinstance(given, Iterable):
+        example = "list(old.values())" if isinstance(given, Mapping) else "[(x, y)]"
         raise TypeError(
             f"old is a {type(given).__name__}; pass a list with one batch per old task, for "
-            "example list(old.values())"
+            f"example {example}, or [] without old tasks"
         )
     found = list(given)
     for number, each in enumerate(found):
-        batch(each, f"old[{number}]")
+        batch(each, f"old[{number}]", "; for one old task, pass a list of one batch: [(x, y)]")
     return found

@@ -75,7 +75,10 @@ class Layout:
         model = unwrapped(model)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not named:
-            raise ValueError("model has no parameter that requires a gradient")
+            raise ValueError(
+                "model has no parameter that requires a gradient; pass a model with parameters, or "
+                "unfreeze some of them with requires_grad_()"
+            )
         _refuse_sparse(model)
         for name, p in named.items():
             _check_parameter(name, p)

@@ -81,7 +81,7 @@ def test_small_layers_are_solved_as_exactly_as_they_are_measured(method, T, N):
 @pytest.mark.parametrize("spread", [1e-7, 1e-5, 1e-4, 1e-3])
 @pytest.mark.parametrize("T", [10, 25, 40])
 def test_gem_holds_where_rounding_outweighs_the_curvature(T, spread, seed):
-    # Old gradients that are dependent up to rounding: their products are no longer semidefinite.
+    # Old gradients that are dependent up to rounding: the matrix of products is not semidefinite.
     rng = np.random.default_rng(seed)
     few = np.abs(rng.standard_normal((3, 3000)))
     G = rng.uniform(0.5, 1.5, (T, 3)) @ few + spread * rng.standard_normal((T, 3000))

@@ -1,4 +1,4 @@
-"""Every method solves its problem: KKT conditions, an independent solver, the explicit road."""
+"""Every method solves its problem: KKT conditions, an independent solver, the explicit steps."""
 
 import numpy as np
 import pytest
@@ -185,7 +185,7 @@ def test_float32_is_optimal_to_its_rounding(library, length, precise, case, rank
     sizes = np.linalg.svd(wide - shared, compute_uv=False)[: len(wide) if rank is None else rank]
     inside = np.linalg.norm(shared - B.T @ (B @ shared))
     lengths = np.asarray([*sizes, inside])
-    # Where float32 cannot tell a length from zero, there is no one answer to compare with.
+    # Where float32 cannot tell a length from zero, the answer to compare with is not unique.
     clear = lengths > 1e-2 * longest
     assume((clear | (lengths < 1e-7 * longest)).all())
     # A short basis and a short rest of ḡ multiply: their product must be above the tolerance too.

@@ -29,7 +29,7 @@ def nearly_equal(N):
 
 
 def check(array, read, method, g, G, precise):
-    """Compare all roads with NumPy's, and what comes out with what went in."""
+    """Compare every function with NumPy's result, and its type and device with the arguments'."""
     ours = array(g), array(G)
     expected = gp.project(g, G, method, precise=precise)
     w = gp.project(*ours, method, precise=precise)

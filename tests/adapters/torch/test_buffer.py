@@ -103,7 +103,7 @@ def test_no_allocation_of_size_n_after_the_first_step(layers, dtype):
     projector = Projector(model, layers=layers)
     N = sum(p.numel() for p in model.parameters())
 
-    def known():  # there is no public way to the rows of 16-bit gradients
+    def known():  # the rows of 16-bit gradients have no public name
         (block,) = projector._rows.blocks
         return [block.rows, *([block.landing] if block.landing is not None else [])]
 

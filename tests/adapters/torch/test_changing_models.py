@@ -81,7 +81,7 @@ def test_the_dtype_may_change_between_steps(method):
             assert torch.equal(found, wanted)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_device_may_change_between_steps():
     model = mlp(5, 6, 3)
     projector = Projector(model, gp.GEM())

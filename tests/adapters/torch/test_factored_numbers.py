@@ -8,6 +8,7 @@ from torch import nn
 
 import gradproj as gp
 from gradproj.adapters.torch import group_parameters
+from gradproj.adapters.torch._engines import pair_algebra
 from gradproj.adapters.torch._engines.factored import Factored
 
 
@@ -127,3 +128,14 @@ def test_layers_that_mix_both_forms(layers, method):
                 weights = torch.tensor([*solution.coefficients, float(solution.scale)])
                 parts.append(weights @ flat)
         np.testing.assert_allclose(torch.cat(parts).numpy(), w, rtol=0, atol=1e-9 * abs(w).max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inner_products_across_blocks_of_rows(dtype):
+    rows = 2 * pair_algebra._ROWS + 300  # three blocks, and every task has rows in each of them
+    inputs, outputs = torch.randn(rows, 3, dtype=dtype), torch.randn(rows, 2, dtype=dtype)
+    owner = torch.arange(rows) % 4
+    A, D = inputs.double(), outputs.double()
+    G = torch.stack([D[owner == t].T @ A[owner == t] for t in range(4)])
+    found, _ = pair_algebra.linear_gram(inputs, outputs, owner, 4)
+    torch.testing.assert_close(found, G.flatten(1) @ G.flatten(1).T, rtol=1e-11, atol=1e-9)

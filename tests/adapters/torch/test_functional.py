@@ -42,7 +42,7 @@ def test_no_old_task():
 @pytest.mark.parametrize(
     ("layers", "groups"), [("tensor", None), ("child", [[0, 1], [2, 3], [4, 5]])]
 )
-def test_none_is_zero_and_what_nobody_uses_stays_none(layers, groups):
+def test_none_is_zero_and_unused_parameters_stay_none(layers, groups):
     model = torch.nn.ModuleList(torch.nn.Linear(4, 3) for _ in range(3))
     new, *old = torch.randn(3, 5, 4)
     losses = [model[0](new).square().sum(), *(model[1](x).square().sum() for x in old)]

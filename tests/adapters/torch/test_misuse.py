@@ -1,4 +1,4 @@
-"""Steps that go wrong, or in an order nobody planned for: nothing of them is left in the next."""
+"""Steps that fail or are called in the wrong order: they do not affect the next step."""
 
 import pytest
 import torch
@@ -195,7 +195,10 @@ def test_losses_that_cannot_be_run_backward_are_named(losses, error, message):
     ("new", "old", "message"),
     [
         (lambda x: x[0], lambda x: [(x[1],)], "new is a Tensor; pass a tuple of what the loss"),
-        (lambda x: (x[0],), lambda x: x[1:], r"old\[0\] is a Tensor; pass a tuple of what the l"),
+        (lambda x: (x[0],), lambda x: x[1:], r"old is a Tensor; pass a list with one batch per"),
+        (lambda x: (x[0],), lambda x: (x[1],), r"old\[0\] is a Tensor; .* one batch: \[\(x, y\)\]"),
+        (lambda x: (x[0],), lambda _: None, r"old is a NoneType; .* or \[\] without old tasks"),
+        (lambda x: (x[0],), lambda _: 3, "old is a int; pass a list with one batch per old task"),
         (lambda _: 3, lambda _: [], r"new is a int; .* or \(x,\) for one thing, or a dict"),
         (lambda x: (x[0],), lambda x: {7: (x[1],)}, r"old is a dict; pass a list with one batch"),
     ],
@@ -243,6 +246,7 @@ def test_a_task_is_a_whole_number(task):
     ("arguments", "error", "message"),
     [
         ({"method": "gem"}, TypeError, r"method is a str; pass a method such as gp.Decomposed\(\)"),
+        ({"method": gp.GEM}, TypeError, "method is the class GEM; pass a method such as"),
         ({"engine": "jit"}, ValueError, "engine='jit' is not known; use 'auto', 'loop', 'vmap'"),
         ({"overflow": "ignore"}, ValueError, "overflow='ignore' is not known; use 'raise', 'skip'"),
         ({"distributed": "ddp"}, ValueError, "distributed='ddp' is not known; use None, 'average'"),
@@ -254,9 +258,17 @@ def test_wrong_arguments_say_what_is_wrong(arguments, error, message):
         Projector(mlp(2, 2), **arguments)
 
 
-def test_a_model_that_is_no_module_is_refused():
+def test_a_model_that_is_not_a_module_is_refused():
     with pytest.raises(TypeError, match=r"model is a generator; pass the torch.nn.Module itself"):
         Projector(mlp(2, 2).parameters())
+    with pytest.raises(TypeError, match=r"model is the class Linear; pass the torch.nn.Module"):
+        Projector(nn.Linear)
+
+
+def test_a_loss_that_is_not_a_function_is_refused():
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    with pytest.raises(TypeError, match="loss is a Tensor; pass the function itself"):
+        Projector(model).backward_batches(model(x).sum(), (x,))
 
 
 def test_wrong_losses_and_tasks_say_what_is_wrong():

@@ -281,17 +281,23 @@ EQUAL = [
     fully_sharded_batches,
     hybrid,
 ]
-REDUCE_SCATTER = (fully_sharded, fully_sharded_tensors, fully_sharded_batches, hybrid)
+FSDP2 = (fully_sharded, fully_sharded_tensors, fully_sharded_batches, hybrid)
 OTHERS = [averaged_agem, drifting, blocks_only, replicated_dtensors, half_overflow, overflowed]
 
 
-def can_reduce_scatter():
-    """Whether gloo has the operation that FSDP2 averages gradients with; torch 2.6 has not."""
-    try:
-        dist.reduce_scatter_tensor(torch.zeros(1), torch.zeros(WORLD))
-    except (RuntimeError, NotImplementedError):
+def runs_fsdp2_on_the_cpu():
+    """Whether FSDP2 works with gloo: torch 2.6 lacks both parts, torch 2.13 has them.
+
+    FSDP2 records events on the CPU's stand-in for a stream, which torch 2.7 added. And it asks for
+    the mean in reduce-scatter, for which older versions of gloo silently return the sum
+    (https://github.com/pytorch/pytorch/issues/162338).
+    """
+    if not hasattr(torch.cpu.Stream, "record_event"):
         return False
-    return True
+    mean = torch.zeros(1)
+    with warnings.catch_warnings(action="ignore"):  # newer versions of torch rename the function
+        dist.reduce_scatter_tensor(mean, torch.ones(WORLD), op=dist.ReduceOp.AVG)
+    return mean.item() == 1.0
 
 
 def work(rank, folder):
@@ -301,7 +307,7 @@ def work(rank, folder):
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD
     )
     try:
-        left_out = () if can_reduce_scatter() else REDUCE_SCATTER
+        left_out = () if runs_fsdp2_on_the_cpu() else FSDP2
         jobs = [job for job in EQUAL + OTHERS if job not in left_out]
         answers = {job.__name__: job(rank) for job in jobs}
         torch.save(answers, f"{folder}/{rank}.pt")
