@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,26 @@ from gradproj.adapters.torch._preserver.kinds import Kind
 
 # Which of a layer's parameters change in a step; the input rows have columns for these alone.
 Part = Literal["both", "weight", "bias"]
+# What a layer is known by: its weight, and the first of its rows if it is a part of a parameter.
+Key = tuple[nn.Parameter, int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is found: it may be replaced by another one, as by ``model.to``."""
+
+    module: nn.Module
+    name: str
+    rows: slice | None = None
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        """The whole parameter, if there is one."""
+        return self.module._parameters.get(self.name)
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return a view of the rows of a parameter, gradient or change."""
+        return tensor if self.rows is None else tensor[self.rows]
 
 
 class Protected:
@@ -24,7 +45,9 @@ class Protected:
     name : str
         Name of the module, or of the first one that uses tied parameters.
     uses : dict
-        The modules that use the parameters, and the kind of each. Their moments add up.
+        The modules that are called with its inputs, and the kind of each. Their moments add up.
+    places : dict
+        Where its "weight" and "bias" are.
 
     Attributes
     ----------
@@ -36,10 +59,14 @@ class Protected:
         For the hard form: one basis per group or channel.
     """
 
-    def __init__(self, name: str, uses: Mapping[nn.Module, Kind]) -> None:
+    def __init__(
+        self, name: str, uses: Mapping[nn.Module, Kind], places: Mapping[str, Place]
+    ) -> None:
         self.name = name
         self.uses = dict(uses)
-        self.module, self.kind = next(iter(uses.items()))
+        self.kind = next(iter(uses.values()))
+        names = ("weight", "bias") if self.kind.bias else ("weight",)
+        self.places = {name: places[name] for name in names}
         self.moments = self.kind.empty()
         self.S: Any = None
         self.basis: list[gp.InputBasis] = []
@@ -47,10 +74,15 @@ class Protected:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The layer's parameters that exist, as "weight" and "bias"."""
-        found = self.module._parameters
-        names = ("weight", "bias") if self.kind.bias else ("weight",)
-        return {name: p for name in names if (p := found.get(name)) is not None}
+        """The parameters that exist, as "weight" and "bias"; a layer may be a part of them."""
+        found = {name: place.parameter for name, place in self.places.items()}
+        return {name: p for name, p in found.items() if p is not None}
+
+    @property
+    def key(self) -> Key:
+        """What tells the layer from all others of a model."""
+        rows = self.places["weight"].rows
+        return self.parameters["weight"], 0 if rows is None else rows.start
 
     @property
     def trainable(self) -> bool:
@@ -66,6 +98,10 @@ class Protected:
     def bytes(self) -> int:
         """Memory in use."""
         return sum(t.numel() * t.element_size() for t in self._tensors())
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return views of what belongs to the layer, of tensors like its parameters."""
+        return {name: self.places[name].part(tensor) for name, tensor in tensors.items()}
 
     def observe(self, module: nn.Module, input: Tensor, keep: Tensor | None) -> None:
         """Add one input of one of the modules to the moments."""
