@@ -359,6 +359,8 @@ class Preserver:
     @torch.no_grad()
     def _apply(self, parameters: set[nn.Parameter] | None) -> None:
         """Change the gradients of some parameters, or of all."""
+        # Processes of one model must not differ by the rounding of two ways to the same step.
+        alone = group_of(self.model, self._group) is None
         for layer in self._layers:
             grads = layer.parts(
                 {
@@ -368,6 +370,8 @@ class Preserver:
                 }
             )
             self._project(layer, grads.get("weight"), grads.get("bias"))
+            if grads and alone:
+                layer.watch(self._strength)
 
     def _project(self, layer: Protected, weight: Tensor | None, bias: Tensor | None) -> None:
         layer.project(weight, bias, self._strength)
