@@ -8,7 +8,7 @@ or another process may have changed it. So it is checked in each step, with rand
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -72,8 +72,7 @@ class Pairs:
         pairs, self._pairs, self._rows = self._pairs, [], 0
         if not pairs:
             return None
-        A = torch.cat([a.reshape(-1, a.shape[-1]) for a, _ in pairs])
-        D = torch.cat([d.reshape(-1, d.shape[-1]) for _, d in pairs])
+        A, D = (_joined(part) for part in zip(*pairs, strict=True))
         if not A.dtype == D.dtype == weight.dtype or A.device != weight.device:
             return None
         A = completed(A, bias is not None)
@@ -126,6 +125,11 @@ class _Hook:
 
 def _nothing() -> None:
     return None
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    rows = [part.reshape(-1, part.shape[-1]) for part in parts]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def worthwhile(rows: int, size: int, inputs: int) -> bool:
