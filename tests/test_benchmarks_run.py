@@ -88,6 +88,12 @@ EXPECTED = {
             ("condition", "one product", "blocked", "precise"),
         ),
     },
+    "preserve": {
+        "CPU time of a step": Expected(
+            ("MLP T = 2", "ResNet18 T = 2"),
+            ("Preserver", "replay", "Projector", "target", "spread", "plain"),
+        ),
+    },
     "runs": {
         "CPU time of training": Expected(
             ("gradients", "ours", "GEM", AVALANCHE), ("ratio", "time"), empty=(AVALANCHE,)

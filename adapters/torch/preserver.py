@@ -23,6 +23,9 @@ from gradproj.adapters.torch._preserver.processes import add_up, group_of
 from gradproj.adapters.torch._preserver.protected import Protected
 from gradproj.adapters.torch._preserver.recording import recording
 
+_UNSEEN = "no task called it inside of observe()"
+_FROZEN = "frozen in all tasks so far"
+
 
 class Preserver:
     r"""Continual learning without stored samples: keeps the answers of each layer to old inputs.
@@ -73,9 +76,10 @@ class Preserver:
 
     Notes
     -----
-    Supported layers are ``nn.Linear``, ``nn.Conv1d`` to ``nn.Conv3d``, ``nn.Embedding`` (soft form
-    only) and normalization layers. :attr:`unprotected` lists all other parameters with the reason:
-    they are trained as usual. A parameter without a gradient is not changed in that step.
+    Supported layers are ``nn.Linear``, ``nn.Conv1d`` to ``nn.Conv3d``, ``nn.MultiheadAttention``,
+    ``nn.Embedding`` (soft form only) and normalization layers. :attr:`unprotected` lists all other
+    parameters with the reason: they are trained as usual. A parameter without a gradient is not
+    changed in that step.
 
     Frozen layers are not recorded, unless `layers` names them. A layer that is unfrozen later is
     protected for the tasks that were observed since.
@@ -193,8 +197,17 @@ class Preserver:
 
     @property
     def unprotected(self) -> dict[str, str]:
-        """Name of each parameter that is not protected, to the reason."""
-        return dict(self._unprotected)
+        """Name of each parameter that is not protected, to the reason.
+
+        After the first task it also names layers whose inputs no task has observed: the heads of
+        later tasks, for example, or a layer whose weight is used without calling its module.
+        """
+        unknown = [layer for layer in self._layers if self.tasks and not layer.known]
+        members = {p: layer for layer in unknown for p in layer.parameters.values()}
+        names = {p: name for name, p in unwrapped(self.model).named_parameters()}
+        return self._unprotected | {
+            names[p]: _UNSEEN if self._records(layer) else _FROZEN for p, layer in members.items()
+        }
 
     @property
     def memory(self) -> MemoryReport:
@@ -206,7 +219,9 @@ class Preserver:
         """Record the inputs of the protected layers in all forward passes inside.
 
         The passes may be those of training, or a loop over unlabelled data under
-        ``torch.no_grad()``. Outputs, gradients and running statistics are the same as without.
+        ``torch.no_grad()``. Outputs, gradients, running statistics and random numbers are the same
+        as without. Attention is computed twice, and without torch's fast path for evaluation, so
+        that outputs may differ by rounding and at padded positions.
 
         Parameters
         ----------
@@ -344,13 +359,19 @@ class Preserver:
     @torch.no_grad()
     def _apply(self, parameters: set[nn.Parameter] | None) -> None:
         """Change the gradients of some parameters, or of all."""
+        # Processes of one model must not differ by the rounding of two ways to the same step.
+        alone = group_of(self.model, self._group) is None
         for layer in self._layers:
-            grads = {
-                name: p.grad
-                for name, p in layer.parameters.items()
-                if p.grad is not None and (parameters is None or p in parameters)
-            }
+            grads = layer.parts(
+                {
+                    name: p.grad
+                    for name, p in layer.parameters.items()
+                    if p.grad is not None and (parameters is None or p in parameters)
+                }
+            )
             self._project(layer, grads.get("weight"), grads.get("bias"))
+            if grads and alone:
+                layer.watch(self._strength)
 
     def _project(self, layer: Protected, weight: Tensor | None, bias: Tensor | None) -> None:
         layer.project(weight, bias, self._strength)

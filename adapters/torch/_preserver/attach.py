@@ -83,17 +83,19 @@ def on_step(optimizer: Optimizer, layers: Iterable[Protected], project: Project)
     def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del optimizer, args, kwargs
         for layer in layers:
-            changes = {
-                name: p - copies[p]
+            changed = {
+                name: p
                 for name, p in layer.parameters.items()
                 if p in copies and p.grad is not None
             }
-            if not changes:
+            if not changed:
                 continue
+            new = layer.parts(changed)
+            old = layer.parts({name: copies[p] for name, p in changed.items()})
+            changes = {name: new[name] - old[name] for name in changed}
             project(layer, changes.get("weight"), changes.get("bias"))
             for name, change in changes.items():
-                p = layer.parameters[name]
-                p.copy_(copies[p] + change)
+                new[name].copy_(old[name] + change)
         copies.clear()
 
     hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]

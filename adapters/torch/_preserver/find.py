@@ -9,8 +9,13 @@ from typing import Any
 from torch import nn
 
 from gradproj.adapters.torch import _shards
-from gradproj.adapters.torch._preserver.kinds import Embedding, Kind, kind_of
-from gradproj.adapters.torch._preserver.protected import Protected
+from gradproj.adapters.torch._preserver.attention import (
+    is_attention,
+    output_layer,
+    projection_layers,
+)
+from gradproj.adapters.torch._preserver.kinds import COMPUTED, Embedding, Kind, kind_of
+from gradproj.adapters.torch._preserver.protected import Key, Place, Protected
 
 _EXCLUDED = "excluded"
 _NOT_NAMED = "not named in layers"
@@ -33,29 +38,33 @@ def find(
     modules = dict(model.named_modules())
     for argument, patterns in (("layers", layers or ()), ("exclude", exclude)):
         _check(argument, patterns, modules)
-    found: dict[nn.Parameter, tuple[str, dict[nn.Module, Kind]]] = {}
+    outputs = {m.out_proj: m for m in modules.values() if is_attention(m)}
+    found: dict[Key, Protected] = {}
     reasons: dict[nn.Parameter, str] = {}
     for name, module in modules.items():
         own = {key: p for key, p in module._parameters.items() if p is not None}
         if not own:
             continue
+        made: list[Protected] = []
         reason: str | None = None
         if _matches(name, exclude):
             reason = _EXCLUDED
         elif layers is not None and not _matches(name, layers):
             reason = _NOT_NAMED
         else:
-            kind = _kind(module, hard)
-            reason = kind if isinstance(kind, str) else _join(found, module, name, kind)
+            reason = _refused(module, hard)
+        if reason is None:
+            made = _made(name or type(model).__name__, module, outputs.get(module))
+            reason = next(filter(None, (_join(found, layer) for layer in made)), None)
+        members = {p for layer in made for p in layer.parameters.values()}
         for key, p in own.items():
-            if reason is None and key not in ("weight", "bias"):
-                reasons.setdefault(p, f"{type(module).__name__} has no input rows for {key!r}")
-            elif reason is not None:
+            if reason is not None:
                 reasons[p] = reason
+            elif p not in members:
+                reasons.setdefault(p, f"{type(module).__name__} has no input rows for {key!r}")
     _untie(found, reasons)
     unprotected = {name: reasons[p] for name, p in model.named_parameters() if p in reasons}
-    protected = [Protected(name or type(model).__name__, uses) for name, uses in found.values()]
-    return protected, unprotected
+    return list(found.values()), unprotected
 
 
 def as_patterns(argument: str, given: Any) -> tuple[str, ...]:
@@ -90,8 +99,8 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(each, pattern) for each in around for pattern in patterns)
 
 
-def _kind(module: nn.Module, hard: bool) -> Kind | str:
-    """Return the kind of a module with parameters, or why it is not protected."""
+def _refused(module: nn.Module, hard: bool) -> str | None:
+    """Return why a module with parameters is not protected, or None."""
     own = [p for p in module._parameters.values() if p is not None]
     if any(isinstance(p, nn.UninitializedParameter) for p in own):
         raise ValueError(
@@ -102,48 +111,57 @@ def _kind(module: nn.Module, hard: bool) -> Kind | str:
         return "it is sharded over processes (DTensor)"
     if any(p.is_complex() for p in own):
         return "it is complex"
+    if is_attention(module):
+        weights = ("in_proj_weight", "v_proj_weight")
+        known = any(module._parameters.get(name) is not None for name in weights)
+        return None if known else COMPUTED
     kind = kind_of(module)
     if hard and isinstance(kind, Embedding):
         return "embeddings have no hard projection; use a strength instead of a share"
-    return kind
+    return kind if isinstance(kind, str) else None
 
 
-def _join(
-    found: dict[nn.Parameter, tuple[str, dict[nn.Module, Kind]]],
-    module: nn.Module,
-    name: str,
-    kind: Kind,
-) -> str | None:
-    """Add a module to the layer of its weight; return a reason if that is not possible."""
-    weight, bias = module._parameters["weight"], module._parameters.get("bias")
-    assert weight is not None
-    if weight not in found:
-        found[weight] = (name, {module: kind})
+def _made(name: str, module: nn.Module, attention: nn.Module | None) -> list[Protected]:
+    """Return the layers of a supported module; `attention` is that whose output layer it is."""
+    if attention is not None:
+        return [output_layer(name, attention)]
+    if is_attention(module):
+        return projection_layers(name, module)
+    kind = kind_of(module)
+    assert isinstance(kind, Kind)
+    places = {key: Place(module, key) for key in ("weight", "bias")}
+    return [Protected(name, {module: kind}, places)]
+
+
+def _join(found: dict[Key, Protected], layer: Protected) -> str | None:
+    """Add a layer, or its uses to the layer of the same weight; return a reason if it cannot be."""
+    key = layer.key
+    if key not in found:
+        found[key] = layer
         return None
-    first, uses = found[weight]
-    other = next(iter(uses))
-    same = kind.shape == uses[other].shape and kind.transposed == uses[other].transposed
-    if same and bias is other._parameters.get("bias"):
-        uses[module] = kind
+    first, mine = found[key], layer.kind
+    same = mine.shape == first.kind.shape and mine.transposed == first.kind.transposed
+    if same and layer.parameters.get("bias") is first.parameters.get("bias"):
+        first.uses |= layer.uses
         return None
-    return f"tied between {first!r} and {name!r}, whose inputs cannot be added up"
+    return f"tied between {first.name!r} and {layer.name!r}, whose inputs cannot be added up"
 
 
-def _untie(
-    found: dict[nn.Parameter, tuple[str, dict[nn.Module, Kind]]], reasons: dict[nn.Parameter, str]
-) -> None:
-    """Drop layers with a parameter that another use makes unprotected, or that two layers share."""
-    owners: dict[nn.Parameter, list[nn.Parameter]] = {}
-    for weight, (_, uses) in found.items():
-        for p in next(iter(uses))._parameters.values():
-            if p is not None:
-                owners.setdefault(p, []).append(weight)
-    for p, weights in owners.items():
-        if p in reasons or len(weights) > 1:
-            for weight in weights:
-                if weight not in found:
-                    continue
-                name, uses = found.pop(weight)
-                for member in next(iter(uses))._parameters.values():
-                    if member is not None:
-                        reasons.setdefault(member, f"{name!r} shares a parameter")
+def _untie(found: dict[Key, Protected], reasons: dict[nn.Parameter, str]) -> None:
+    """Drop layers with a parameter that another use makes unprotected, or that two layers share.
+
+    The projections of one attention module are rows of the same parameters.
+    """
+    owners: dict[nn.Parameter, list[Key]] = {}
+    for key, layer in found.items():
+        for p in layer.parameters.values():
+            owners.setdefault(p, []).append(key)
+    for p, keys in owners.items():
+        left = [key for key in keys if key in found]
+        places = {tuple(found[key].uses) for key in left}
+        if p not in reasons and len(places) <= 1:
+            continue
+        for key in left:
+            layer = found.pop(key)
+            for member in layer.parameters.values():
+                reasons.setdefault(member, f"{layer.name!r} shares a parameter")

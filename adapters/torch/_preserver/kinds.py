@@ -12,8 +12,9 @@ bias. Kinds differ in what a row is:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ import gradproj as gp
 
 # Numbers in a block of patches, which take many times the memory of a convolution's input.
 _NUMBERS = 1 << 22
+
+COMPUTED = "its weight is computed from other parameters"
 
 
 class Kind(ABC):
@@ -51,6 +54,11 @@ class Kind(ABC):
         """Return moments of no inputs."""
         return gp.InputMoments()
 
+    def input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """Return the layer's input from the arguments of a call of the module."""
+        found: Tensor = args[0] if args else kwargs["input"]
+        return found
+
     @abstractmethod
     def add(self, moments: gp.InputMoments, input: Tensor, keep: Tensor | None) -> gp.InputMoments:
         """Return the moments with those of one input added, which may be done in place.
@@ -75,7 +83,7 @@ class Linear(Kind):
 
     def add(self, moments: gp.InputMoments, input: Tensor, keep: Tensor | None) -> gp.InputMoments:
         """Add the input rows."""
-        moments.update(_completed(_kept(input, keep), self.bias))
+        moments.update(completed(_kept(input, keep), self.bias))
         return moments
 
 
@@ -93,7 +101,7 @@ class Convolution(Kind):
         """Add all patches, zero padding included."""
         del keep  # masks are for inputs of shape (batch, tokens, …)
         for rows in self._patches(input):
-            moments.update(_completed(rows, self.bias))
+            moments.update(completed(rows, self.bias))
         return moments
 
     def _patches(self, input: Tensor) -> Iterator[Tensor]:
@@ -176,7 +184,7 @@ def kind_of(module: nn.Module) -> Kind | str:
     weight = module._parameters.get("weight")
     if weight is None:
         computed = hasattr(module, "parametrizations") or hasattr(module, "weight_g")
-        return "its weight is computed from other parameters" if computed else _unknown(module)
+        return COMPUTED if computed else _unknown(module)
     if isinstance(module, nn.Linear):
         return Linear(module)
     if isinstance(module, _ConvTransposeNd):
@@ -223,7 +231,7 @@ def _normalized(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     return normalized
 
 
-def _completed(rows: Tensor, bias: bool) -> Tensor:
+def completed(rows: Tensor, bias: bool) -> Tensor:
     """Append the 1 for the bias."""
     return torch.cat([rows, rows.new_ones((*rows.shape[:-1], 1))], -1) if bias else rows
 

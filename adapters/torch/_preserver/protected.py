@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,9 +13,30 @@ from torch import Tensor, nn
 
 import gradproj as gp
 from gradproj.adapters.torch._preserver.kinds import Kind
+from gradproj.adapters.torch._preserver.pairs import Pairs, worthwhile
 
 # Which of a layer's parameters change in a step; the input rows have columns for these alone.
 Part = Literal["both", "weight", "bias"]
+# What a layer is known by: its weight, and the first of its rows if it is a part of a parameter.
+Key = tuple[nn.Parameter, int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is found: it may be replaced by another one, as by ``model.to``."""
+
+    module: nn.Module
+    name: str
+    rows: slice | None = None
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        """The whole parameter, if there is one."""
+        return self.module._parameters.get(self.name)
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return a view of the rows of a parameter, gradient or change."""
+        return tensor if self.rows is None else tensor[self.rows]
 
 
 class Protected:
@@ -24,7 +47,9 @@ class Protected:
     name : str
         Name of the module, or of the first one that uses tied parameters.
     uses : dict
-        The modules that use the parameters, and the kind of each. Their moments add up.
+        The modules that are called with its inputs, and the kind of each. Their moments add up.
+    places : dict
+        Where its "weight" and "bias" are.
 
     Attributes
     ----------
@@ -36,21 +61,34 @@ class Protected:
         For the hard form: one basis per group or channel.
     """
 
-    def __init__(self, name: str, uses: Mapping[nn.Module, Kind]) -> None:
+    def __init__(
+        self, name: str, uses: Mapping[nn.Module, Kind], places: Mapping[str, Place]
+    ) -> None:
         self.name = name
         self.uses = dict(uses)
-        self.module, self.kind = next(iter(uses.items()))
+        self.kind = next(iter(uses.values()))
+        names = ("weight", "bias") if self.kind.bias else ("weight",)
+        self.places = {name: places[name] for name in names}
         self.moments = self.kind.empty()
         self.S: Any = None
         self.basis: list[gp.InputBasis] = []
         self._operators: dict[tuple[Any, ...], Any] = {}
+        self._pairs: Pairs | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pairs": None}  # a copy has another module
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The layer's parameters that exist, as "weight" and "bias"."""
-        found = self.module._parameters
-        names = ("weight", "bias") if self.kind.bias else ("weight",)
-        return {name: p for name in names if (p := found.get(name)) is not None}
+        """The parameters that exist, as "weight" and "bias"; a layer may be a part of them."""
+        found = {name: place.parameter for name, place in self.places.items()}
+        return {name: p for name, p in found.items() if p is not None}
+
+    @property
+    def key(self) -> Key:
+        """What tells the layer from all others of a model."""
+        rows = self.places["weight"].rows
+        return self.parameters["weight"], 0 if rows is None else rows.start
 
     @property
     def trainable(self) -> bool:
@@ -66,6 +104,10 @@ class Protected:
     def bytes(self) -> int:
         """Memory in use."""
         return sum(t.numel() * t.element_size() for t in self._tensors())
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return views of what belongs to the layer, of tensors like its parameters."""
+        return {name: self.places[name].part(tensor) for name, tensor in tensors.items()}
 
     def observe(self, module: nn.Module, input: Tensor, keep: Tensor | None) -> None:
         """Add one input of one of the modules to the moments."""
@@ -95,6 +137,17 @@ class Protected:
         ]
         self._restart()
 
+    def watch(self, strength: float) -> None:
+        """See the inputs and output gradients of later passes, if they make steps faster."""
+        if not self._changes(strength):
+            self._pairs = None
+            return
+        module = self.places["weight"].module
+        if self._pairs is not None or list(self.uses) != [module]:
+            return
+        if type(module) is nn.Linear and worthwhile(1, *self.kind.shape):
+            self._pairs = Pairs(module)
+
     def project(self, weight: Tensor | None, bias: Tensor | None, strength: float) -> None:
         """Replace changes [ΔW Δb] of the parameters, or gradients, by those that preserve.
 
@@ -105,20 +158,20 @@ class Protected:
         NotFiniteError
             If they contain NaN or infinity.
         """
-        first = bias if weight is None else weight
-        if first is None or not self.known or (strength == 0 and not self.basis):
+        if (weight is None and bias is None) or not self._changes(strength):
             return
         part: Part = "both" if weight is not None and bias is not None else "weight"
         if weight is None:
             part = "bias"
+        if weight is not None and self._smaller_side(weight, bias, part, strength):
+            return
         g = self._matrix(weight, bias)
         if not math.isfinite(float(g.sum())) and not bool(g.isfinite().all()):
             raise gp.NotFiniteError(
                 f"the gradient of layer {self.name!r} contains NaN or infinity: skip this step"
             )
-        with torch.autocast(g.device.type, enabled=False):
-            operator = self._operator(part, g, strength)
-            w = operator.apply(g) if isinstance(operator, gp.Preservation) else g @ operator
+        with _full_precision(g.device.type):
+            w = self._product(part, g, strength)
         self._write(w, weight, bias)
 
     def total(self) -> Tensor:
@@ -153,6 +206,10 @@ class Protected:
         self.S = None if state["S"] is None else state["S"].to(device)
         self.basis = [gp.InputBasis(B.to(device), v.to(device)) for B, v in state["basis"]]
 
+    def _changes(self, strength: float) -> bool:
+        """Whether steps are changed."""
+        return bool(self.basis) or (self.S is not None and strength > 0)
+
     def _narrowed(self, S: Tensor) -> Tensor:
         """Return S in the dtype of the parameters, or in float32 if they have 16 bits.
 
@@ -176,6 +233,21 @@ class Protected:
         self.moments = self.kind.empty()
         self._operators = {}
 
+    def _smaller_side(
+        self, weight: Tensor, bias: Tensor | None, part: Part, strength: float
+    ) -> bool:
+        """Write the update as a product of few rows; return whether that was possible."""
+        found = None if self._pairs is None else self._pairs.take(weight, bias)
+        if found is None:
+            return False
+        A, D = found
+        with _full_precision(A.device.type):
+            changed = self._product(part, A, strength)
+            torch.mm(D.T, changed[:, : weight.shape[1]], out=weight)
+            if bias is not None:
+                torch.mv(D.T, changed[:, -1], out=bias)
+        return True
+
     def _matrix(self, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return [ΔW Δb] in float32 or better; a new tensor unless there is only a weight."""
         kind = self.kind
@@ -195,15 +267,18 @@ class Protected:
             inside = w[..., : self.kind.shape[-1]]
             weight.copy_(inside.T if self.kind.transposed else inside.reshape(weight.shape))
 
-    def _operator(self, part: Part, like: Tensor, strength: float) -> Any:
-        """Return what changes are multiplied by, prepared for this dtype and device."""
-        key = (part, like.dtype, like.device, None if self.basis else strength)
+    def _product(self, part: Part, g: Tensor, strength: float) -> Tensor:
+        """Return g M."""
+        key = (part, g.dtype, g.device, None if self.basis else strength)
         if key not in self._operators:
             # Only one is kept: M is as large as S.
-            self._operators = {key: self._prepared(part, like, strength)}
-        return self._operators[key]
+            self._operators = {key: self._prepared(part, g, strength)}
+        operator = self._operators[key]
+        w: Tensor = g @ operator if isinstance(operator, Tensor) else operator.apply(g)
+        return w
 
-    def _prepared(self, part: Part, like: Tensor, strength: float) -> Any:
+    def _prepared(self, part: Part, like: Tensor, strength: float) -> Tensor | gp.Preservation:
+        """Return M for this dtype and device: a matrix, or an operator in another form."""
         columns = slice(None)
         if self.kind.bias and part != "both":
             columns = slice(-1, None) if part == "bias" else slice(0, -1)
@@ -211,10 +286,10 @@ class Protected:
             S = _like(like, self.S)
             if S.ndim > 1:
                 S = S[..., columns, columns]
-            return gp.Preservation.soft(S, strength, dtype=like.dtype)
+            return _plain(gp.Preservation.soft(S, strength, dtype=like.dtype))
         bases = [_columns(_moved(basis, like), columns) for basis in self.basis]
         if len(bases) == 1 and len(self.kind.shape) == 2:
-            return gp.Preservation.hard(bases[0], dtype=like.dtype)
+            return _plain(gp.Preservation.hard(bases[0], dtype=like.dtype))
         eye = torch.eye(bases[0].vectors.shape[-1], dtype=like.dtype, device=like.device)
         return torch.stack([_hard(basis, eye, like.dtype) for basis in bases])
 
@@ -230,8 +305,19 @@ class Protected:
         for operator in self._operators.values():
             if isinstance(operator, Tensor):
                 yield operator
-            elif operator.matrix is not None:
-                yield operator.matrix
+
+
+def _plain(operator: gp.Preservation) -> Tensor | gp.Preservation:
+    """Return the matrix M if there is one: multiplying by it needs no checks in each step."""
+    matrix: Tensor | None = operator.matrix
+    return operator if matrix is None else matrix
+
+
+def _full_precision(device: str) -> AbstractContextManager[Any]:
+    """Switch autocast off. Entering its context takes as long as a small product."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def _hard(basis: gp.InputBasis, eye: Tensor, dtype: torch.dtype) -> Tensor:

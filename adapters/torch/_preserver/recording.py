@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradproj.adapters.torch._preserver.attention import without_fast_path
 from gradproj.adapters.torch._preserver.protected import Protected
 
 
@@ -29,11 +30,12 @@ def recording(layers: Iterable[Protected], mask: Tensor | None) -> Iterator[None
         for layer in layers
         for module in layer.uses
     ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with without_fast_path():
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
     recorder.check()
 
 
@@ -50,7 +52,7 @@ class _Recorder:
             # A checkpointed forward pass is repeated during backward: it has been counted.
             if torch._C._current_graph_task_id() != -1:
                 return
-            input = args[0] if args else kwargs["input"]
+            input = layer.uses[module].input(args, kwargs)
             # Autocast would round the products to half precision. Tensors made in inference mode
             # could not be changed by later passes outside of it.
             with (
