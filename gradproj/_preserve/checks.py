@@ -6,7 +6,7 @@ from typing import Any
 
 from gradproj._arrays import Array, check_array, device, library, namespace
 from gradproj._errors import NotFiniteError
-from gradproj._preserve.matrices import identity, transposed, wide
+from gradproj._preserve.matrices import identity, in_32_bits, pieces, transposed, wide
 
 
 def check_matrix(name: str, x: Array, wanted: str) -> Any:
@@ -52,10 +52,23 @@ def check_orthonormal(xp: Any, name: str, B: Array) -> None:
         )
 
 
-def check_squares(name: str, squares: Array) -> None:
-    """Raise if the squares of inputs are not finite."""
-    xp = namespace(squares)
-    if not bool(xp.all(xp.isfinite(squares))):
+# Squares are formed for so many rows at a time, so that they take little memory.
+_ROWS = 2048
+
+
+def check_inputs(name: str, a: Array) -> None:
+    """Raise if inputs (..., rows, in) or their squares are not finite."""
+    xp = namespace(a)
+    for piece in pieces(a, _ROWS):
+        values = in_32_bits(piece)
+        # The sum over the rows is the diagonal of the product.
+        check_sum(name, xp.sum(values * values, axis=-2))
+
+
+def check_sum(name: str, total: Array) -> None:
+    """Raise if a sum of products is not finite."""
+    xp = namespace(total)
+    if not bool(xp.all(xp.isfinite(total))):
         raise NotFiniteError(
             f"{name} contains NaN or infinity, or its squares overflow: skip this batch, or scale "
             "the inputs down"

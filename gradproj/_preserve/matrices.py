@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import array_api_compat as compat
@@ -29,6 +30,19 @@ _MOST_NEGATIVE = 1e-5
 def at_least_float32(xp: Any, dtype: Any) -> Any:
     """Return the dtype, or float32 instead of a dtype of 16 bits."""
     return xp.float32 if bits(xp, dtype) == 16 else dtype
+
+
+def in_32_bits(x: Array) -> Array:
+    """Return an array of 16 bits in float32, and any other as it is."""
+    xp = namespace(x)
+    return xp.astype(x, xp.float32) if bits(xp, x.dtype) == 16 else x
+
+
+def pieces(rows: Array, size: int) -> Iterator[Array]:
+    """Cut (..., rows, in) into pieces of at most `size` rows; at least one, which may be empty."""
+    count = rows.shape[-2]
+    for start in range(0, max(count, 1), size):
+        yield rows[..., start : min(start + size, count), :]
 
 
 def wide(xp: Any, x: Array) -> Array:

@@ -240,8 +240,7 @@ class Preservation:
         return xp
 
     def _fits(self, g: Array) -> bool:
-        batch, n = self._shape
-        shape = g.shape
+        (batch, n), shape = self._shape, g.shape
         return len(shape) > 1 and shape[-1] == n and (not batch or tuple(shape[:-2]) == batch)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradproj._arrays import Array, namespace
 from gradproj._preserve.low_rank import LowRankMoments, leading, with_trace
-from gradproj._preserve.matrices import resolution, transposed, wide
+from gradproj._preserve.matrices import in_32_bits, pieces, resolution, transposed, wide
 
 
 class Products:
@@ -198,10 +198,8 @@ class Collector:
         return self._sums
 
     def _cut(self, rows: Array) -> None:
-        count, piece = rows.shape[-2], self._sums.piece
-        # At least once: the first batch, even if empty, gives the sum its shape.
-        for start in range(0, max(count, 1), piece):
-            self._sums.add_rows(rows[..., start : min(start + piece, count), :])
+        for piece in pieces(rows, self._sums.piece):
+            self._sums.add_rows(in_32_bits(piece))
 
 
 def _or_one(mean: Array) -> Array:
