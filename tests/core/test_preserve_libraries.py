@@ -8,6 +8,9 @@ import pytest
 import gradproj as gp
 from gradproj._arrays import is_plain
 
+# Each test has arrays of its own.
+pytestmark = pytest.mark.numpy_only
+
 rng = np.random.default_rng(0)
 A = rng.standard_normal((40, 6)).astype(np.float32) + 1
 G = rng.standard_normal((3, 6)).astype(np.float32)

@@ -57,6 +57,7 @@ def test_equal_to_the_matrix_if_the_rank_suffices(library, dtype, rank, kept):
 @given(
     seed=st.integers(0, 200), kept=st.integers(1, 6), n=st.integers(1, 9), batch=st.integers(1, 30)
 )
+@pytest.mark.numpy_only
 def test_approximation(seed, kept, n, batch):
     """The trace is exact, the rest is never negative, and the values are not below the rest."""
     rng = np.random.default_rng(seed)

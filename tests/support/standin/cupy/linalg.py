@@ -1,6 +1,6 @@
 """Decompositions of matrices."""
 
-from typing import Any
+from typing import Any as _Any
 
 import numpy as _np
 from numpy import linalg as _linalg
@@ -8,7 +8,7 @@ from numpy import linalg as _linalg
 from cupy._functions import kernel as _kernel
 
 
-def _cholesky(a: Any) -> Any:
+def _cholesky(a: _Any) -> _Any:
     # CuPy does not look whether there is a factor: without one, the result is meaningless.
     try:
         return _linalg.cholesky(a)
