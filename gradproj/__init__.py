@@ -31,8 +31,10 @@ from gradproj._errors import NotFiniteError
 from gradproj._method import Method, Solution
 from gradproj._methods import AGEM, GEM, SGEM, Decomposed
 from gradproj._preserve.basis import InputBasis, input_basis
+from gradproj._preserve.low_rank import LowRankMoments
 from gradproj._preserve.moments import InputMoments
-from gradproj._preserve.preservation import Preservation, preserve
+from gradproj._preserve.preservation import Preservation
+from gradproj._preserve.step import preserve
 from gradproj._products import Products, measure, measure_layers
 from gradproj._project import Projection, project, project_layers
 from gradproj._reduction import Reduction
@@ -45,6 +47,7 @@ __all__ = [
     "InputBasis",
     "InputMoments",
     "KKTResiduals",
+    "LowRankMoments",
     "Method",
     "NotFiniteError",
     "Preservation",

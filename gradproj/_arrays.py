@@ -229,7 +229,7 @@ def check_alike(names: Sequence[str], arrays: Sequence[Array]) -> None:
 
 def device(x: Array) -> Any:
     """Return the array's device, or None for NumPy arrays, which have only one device."""
-    return None if isinstance(x, np.ndarray) else compat.device(x)
+    return None if isinstance(x, np.ndarray | np.generic) else compat.device(x)
 
 
 _namespaces: dict[type, Any] = {}
@@ -240,7 +240,7 @@ def namespace(x: Array) -> Any:
     xp = _namespaces.get(type(x))
     if xp is None:
         # NumPy 2 is an array-API library itself and needs no wrapper.
-        xp = np if isinstance(x, np.ndarray) else compat.array_namespace(x)
+        xp = np if isinstance(x, np.ndarray | np.generic) else compat.array_namespace(x)
         _namespaces[type(x)] = xp
     return xp
 
@@ -348,9 +348,9 @@ def _computing(x: Array) -> Iterator[None]:
 def _torch_in_full_precision(kind: str) -> Iterator[None]:
     torch: Any = sys.modules["torch"]
     matmul = torch.backends.cuda.matmul
-    found = getattr(matmul, "fp32_precision", "none")  # since torch 2.9
+    found = _float32_products(torch)
     with torch.autocast(kind, enabled=False) if _autocasts(torch, kind) else nullcontext():
-        if found in ("ieee", "none"):
+        if found in _EXACT:
             yield
             return
         matmul.fp32_precision = "ieee"
@@ -364,6 +364,36 @@ def _autocasts(torch: Any, kind: str) -> bool:
     """Whether an autocast is active for that kind of device."""
     available = torch.amp.is_autocast_available(kind)
     return bool(available and torch.is_autocast_enabled(kind))
+
+
+_EXACT = ("ieee", "none")
+
+
+def _float32_products(torch: Any) -> str:
+    """Return how CUDA forms float32 products; the setting exists since torch 2.9."""
+    found: str = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    return found
+
+
+def is_plain(x: Array, like: Array) -> bool:
+    """Whether `x` passes all checks beside `like` and :func:`computing` would change nothing.
+
+    `like` has passed the checks. They take longer than a product of two small matrices.
+    """
+    if type(x) is not type(like) or x.dtype != like.dtype:
+        return False
+    if type(x) is np.ndarray:
+        return True
+    torch: Any = sys.modules.get("torch")
+    return (
+        torch is not None
+        and type(x) is torch.Tensor
+        and x.device == like.device
+        and x.layout is torch.strided
+        and not (x.requires_grad or x.is_nested)
+        and not _autocasts(torch, x.device.type)
+        and _float32_products(torch) in _EXACT
+    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,7 @@ PARTS = ("memory batches", "old gradients", "new gradient", "inner products", "s
 PARTS += ("optimizer", "remember", "the rest", "step")
 SHARES = Expected(PARTS, ("share", "time"), signed=("the rest",))
 THREADS = Expected(("T = 2",), ("ratio", "spread", "bare", "step"))
+BOTH_LIBRARIES = tuple(product(("NumPy", "torch"), (10, 100)))
 
 # Script to the start of each table's title, in order, and what the table has.
 EXPECTED = {
@@ -92,6 +93,18 @@ EXPECTED = {
         "CPU time of a step": Expected(
             ("MLP T = 2", "ResNet18 T = 2"),
             ("Preserver", "replay", "Projector", "target", "spread", "plain"),
+    "preserve_core": {
+        "apply": Expected(
+            tuple(f"{library} 101 inputs, {rows} rows" for library, rows in BOTH_LIBRARIES),
+            ("dense", "in place", "rank 32", "basis", "spread", "product"),
+        ),
+        "update": Expected(
+            tuple(f"{library} 101 inputs, {rows} rows" for library, rows in BOTH_LIBRARIES),
+            ("full", "rank 32", "diagonal", "spread", "product"),
+        ),
+        "prepare": Expected(
+            ("NumPy 101 inputs", "torch 101 inputs"),
+            ("soft", "projection", "rank 32", "input_basis", "spread", "inverse"),
         ),
     },
     "runs": {

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gradproj._arrays import Array, computing, namespace, to_host
+from gradproj._preserve.checks import check_finite, check_matrix, check_orthonormal, check_place
+from gradproj._preserve.low_rank import LowRankMoments, check_low_rank, leading, widened
 from gradproj._preserve.matrices import (
     at_least_float32,
-    check_finite,
-    check_matrix,
-    check_place,
     eigenpairs,
-    identity,
     narrow,
+    norm,
     resolution,
     transposed,
     wide,
@@ -50,7 +48,7 @@ class InputBasis:
 
 
 def input_basis(
-    S: Array,
+    S: Array | LowRankMoments,
     *,
     share: float = 0.97,
     basis: InputBasis | Array | None = None,
@@ -76,7 +74,7 @@ def input_basis(
 
     Parameters
     ----------
-    S : array (in, in)
+    S : array (in, in) or LowRankMoments
         Second moments of the inputs of the new task alone, for example ``moments.matrix()``.
     share : float
         The part of tr S, the mean squared length of the inputs, that the basis must hold; in
@@ -107,58 +105,109 @@ def input_basis(
     array([1.        , 0.66666667])
     """
     _check_options(share, scale)
-    with computing(S, native=True):
-        xp = check_matrix("S", S, "a matrix (in, in)")
-        if S.ndim != 2 or S.shape[0] != S.shape[1]:
-            raise ValueError(f"S has shape {tuple(S.shape)}: expected a square matrix (in, in)")
-        check_finite(xp, "S", S)
-        dtype = at_least_float32(xp, S.dtype)
-        moments = wide(xp, S)
-        old, before = _old(basis, S, moments)
-        old, new, sizes = _grown(moments, old, share, float(xp.finfo(S.dtype).eps))
+    like = S.vectors if isinstance(S, LowRankMoments) else S
+    with computing(like, native=True):
+        xp = check_matrix("S", like, "a matrix (in, in)")
+        epsilon = float(xp.finfo(like.dtype).eps)
+        old, before = _old(basis, like)
+        if isinstance(S, LowRankMoments):
+            check_low_rank("S", S)
+            if like.ndim != 2:
+                raise ValueError(f"S.vectors has shape {tuple(like.shape)}: expected (k, in)")
+            spectrum = _low_rank_spectrum(S, old, epsilon)
+        else:
+            if S.ndim != 2 or S.shape[0] != S.shape[1]:
+                raise ValueError(f"S has shape {tuple(S.shape)}: expected a square matrix (in, in)")
+            check_finite(xp, "S", S)
+            spectrum = _spectrum(wide(xp, S), old, epsilon)
+        old, new, sizes = _grown(spectrum, old, share, epsilon)
         importance = _importance(before, sizes, scale)
-        wp = namespace(moments)
-        return InputBasis(narrow(wp.concat([old, new]), S, dtype), narrow(importance, S, dtype))
+        dtype, wp = at_least_float32(xp, like.dtype), namespace(old)
+        vectors = wp.concat([old, new])
+        return InputBasis(narrow(vectors, like, dtype), narrow(importance, like, dtype))
 
 
-def _old(basis: InputBasis | Array | None, S: Array, moments: Array) -> tuple[Array, Array]:
+def _old(basis: InputBasis | Array | None, like: Array) -> tuple[Array, Array]:
     """Return the old basis and its weights in float64."""
     if basis is None:
-        return moments[:0, :], moments[0, :0]
+        none = wide(namespace(like), like[:0, :])
+        return none, namespace(none).sum(none, axis=1)
     B = basis.vectors if isinstance(basis, InputBasis) else basis
     xp = check_matrix("basis", B, "a matrix (k, in) with orthonormal rows")
-    check_place("basis", B, "S", S)
-    if B.ndim != 2 or B.shape[1] != S.shape[1]:
+    check_place("basis", B, "S", like)
+    if B.ndim != 2 or B.shape[1] != like.shape[1]:
         raise ValueError(
-            f"basis has shape {tuple(B.shape)}: expected (k, {S.shape[1]}), as many columns as S"
+            f"basis has shape {tuple(B.shape)}: expected (k, {like.shape[1]}), as many columns as S"
         )
-    check_orthonormal(xp, B)
+    check_orthonormal(xp, "basis", B)
     rows = wide(xp, B)
     if isinstance(basis, InputBasis):
         return rows, wide(xp, basis.importance)
     return rows, namespace(rows).ones_like(rows[:, 0])
 
 
-def _grown(S: Array, old: Array, share: float, epsilon: float) -> tuple[Array, Array, Array]:
-    """Return the old rows, the new rows, and the size of the inputs along all of them."""
+@dataclass(frozen=True)
+class _Spectrum:
+    """The new task's inputs: along the old rows, outside of them by size, and their total."""
+
+    inside: Array
+    values: Array
+    vectors: Array
+    trace: Array
+    complete: bool = True
+
+
+def _spectrum(S: Array, old: Array, epsilon: float) -> _Spectrum:
     xp = namespace(S)
     along = old @ S
     outside = S - transposed(old) @ along
     outside = outside - (outside @ transposed(old)) @ old
-    values, vectors = eigenpairs(outside, resolution(S, epsilon))
+    values, vectors = eigenpairs(outside, norm(S), epsilon)
     inside = xp.sum(along * old, axis=1)
+    rows = xp.flip(transposed(vectors), axis=0)
+    return _Spectrum(inside, xp.flip(values), rows, xp.sum(xp.linalg.diagonal(S)))
+
+
+def _low_rank_spectrum(S: LowRankMoments, old: Array, epsilon: float) -> _Spectrum:
+    """Return the same without any square matrix; directions outside of V are not in it."""
+    V, s, r = widened(S)
+    xp = namespace(V)
+    along = old @ transposed(V)
+    inside = xp.sum(along * along * (s - r), axis=1) + r
+    outside = V - transposed(along) @ old
+    vectors, values = leading(outside, s - r, V.shape[0])
+    # What is left of a direction inside of the old basis is rounding.
+    noise = resolution(xp.sqrt(xp.sum(s * s)), epsilon)
+    values = xp.where(values > noise, values + r, xp.zeros_like(values))
+    k, n = V.shape
+    trace = xp.sum(s) + (n - k) * r
+    return _Spectrum(inside, values, vectors, trace, complete=not bool(r > noise))
+
+
+def _grown(
+    spectrum: _Spectrum, old: Array, share: float, epsilon: float
+) -> tuple[Array, Array, Array]:
+    """Return the old rows, the new rows, and the size of the inputs along all of them."""
+    inside, values = spectrum.inside, spectrum.values
+    xp = namespace(values)
     # The choice of a size is made on the host: it is the shape of the result.
-    found = to_host(values)[::-1]
-    total = float(xp.sum(xp.linalg.diagonal(S)))
+    found = to_host(values)
+    total = float(spectrum.trace)
     reached = float(xp.sum(inside)) + np.concatenate([[0.0], np.cumsum(found)])
-    needed = share * total - epsilon * total
-    count = int(np.argmax(reached >= needed)) if (reached >= needed).any() else len(found)
-    count = min(count, int((found > 0).sum()), S.shape[0] - old.shape[0])
-    new = xp.flip(transposed(vectors), axis=0)[:count, :]
+    enough = reached >= share * total - epsilon * total
+    if not (enough.any() or spectrum.complete):
+        raise ValueError(
+            f"share={share!r} needs more directions than S keeps (they hold "
+            f"{reached[-1] / total:.3g}): pass a smaller share, or use InputMoments with a larger "
+            "rank"
+        )
+    count = int(np.argmax(enough)) if enough.any() else len(found)
+    count = min(count, int((found > 0).sum()), old.shape[1] - old.shape[0])
+    new = spectrum.vectors[:count, :]
     if count and old.shape[0]:
         new = new - (new @ transposed(old)) @ old
         new = transposed(xp.linalg.qr(transposed(new))[0])
-    sizes = xp.concat([inside, xp.flip(values)[:count]])
+    sizes = xp.concat([inside, values[:count]])
     return old, new, xp.sqrt(xp.where(sizes > 0, sizes, xp.zeros_like(sizes)))
 
 
@@ -174,21 +223,6 @@ def _importance(before: Array, sizes: Array, scale: float | None) -> Array:
     added = (scale + 1) * sizes / (scale * sizes + largest)
     kept = before + added[:k]
     return xp.concat([xp.where(kept < 1, kept, xp.ones_like(kept)), added[k:]])
-
-
-def check_orthonormal(xp: Any, B: Array) -> None:
-    """Raise unless the rows of B are finite and orthonormal, up to the rounding of its dtype."""
-    check_finite(xp, "basis", B)
-    if not B.shape[-2]:
-        return
-    rows = wide(xp, B)
-    product = rows @ transposed(rows)
-    worst = float(namespace(rows).max(namespace(rows).abs(product - identity(product))))
-    if worst > float(xp.finfo(B.dtype).eps) ** 0.5:
-        raise ValueError(
-            f"basis has rows that are not orthonormal (B Bᵀ differs from the identity by "
-            f"{worst:.1g}): pass gp.input_basis(S) or gp.gram_schmidt(B)"
-        )
 
 
 def _check_options(share: float, scale: float | None) -> None:

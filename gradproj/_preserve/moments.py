@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from gradproj._arrays import Array, bits, check_array, computing, device, has_float64, namespace
-from gradproj._errors import NotFiniteError
-from gradproj._preserve.matrices import (
-    at_least_float32,
+from gradproj._arrays import Array, check_array, computing
+from gradproj._preserve.checks import (
+    check_inputs,
     check_matrix,
-    check_place,
-    narrow,
-    transposed,
-    wide,
+    check_rank,
+    check_same_layer,
+    check_sum,
 )
-
-# Rows per product. Products are formed in the dtype of the inputs and added up in float64, so that
-# the error of a float32 sum does not grow with the number of rows.
-_ROWS = 2048
+from gradproj._preserve.low_rank import narrowed
+from gradproj._preserve.matrices import empty_rows, narrow, real, widest
+from gradproj._preserve.sums import Collector
 
 
 class InputMoments:
@@ -36,6 +31,10 @@ class InputMoments:
 
     Parameters
     ----------
+    rank : int, optional
+        Keep this number of leading directions and the trace, and never form a square matrix.
+        :meth:`matrix` then returns :class:`LowRankMoments`, which are exact if the inputs span no
+        more directions.
     diagonal : bool
         Keep the diagonal of S alone, as for embeddings.
 
@@ -46,8 +45,6 @@ class InputMoments:
     >>> moments = gp.InputMoments()
     >>> moments.update(np.asarray([[1.0, 2.0], [1.0, 0.0]]))
     >>> moments.update(np.asarray([[1.0, 1.0]]))
-    >>> moments.count
-    3
     >>> moments.total
     array([[3., 3.],
            [3., 5.]])
@@ -58,20 +55,24 @@ class InputMoments:
     Moments of several batches or processes add up. So do the matrices of several tasks, scaled so
     that a strength has the same meaning for each:
 
-    >>> (moments + moments).count
-    6
     >>> S = moments.matrix(scaled=True)
     >>> float(S.trace() / 2)
     1.0
     """
 
-    __slots__ = ("_count", "_diagonal", "_like", "_total")
+    __slots__ = ("_count", "_diagonal", "_like", "_rank", "_rows")
 
-    def __init__(self, *, diagonal: bool = False) -> None:
-        self._diagonal = diagonal
+    def __init__(self, *, rank: int | None = None, diagonal: bool = False) -> None:
+        check_rank(rank)
+        if rank is not None and diagonal:
+            raise ValueError("diagonal moments have no directions to choose: pass rank or diagonal")
+        self._rank, self._diagonal = rank, diagonal
+        self._clear()
+
+    def _clear(self) -> None:
         self._count = 0
-        self._total: Array | None = None
-        # An empty array: the library, device and dtype of the inputs.
+        self._rows = Collector(self._rank, self._diagonal)
+        # An array (..., 0, in): the library, device and dtype of the inputs, and their shape.
         self._like: Array | None = None
 
     @classmethod
@@ -81,14 +82,9 @@ class InputMoments:
         Parameters
         ----------
         total : array (..., in, in) or (in,)
-            The sum of a aᵀ, or the diagonal of it: the counts of the tokens for an embedding.
-            Integers are converted.
+            The sum of a aᵀ, or its diagonal: for an embedding, the integer counts of the tokens.
         count : int
             The number of inputs.
-
-        Returns
-        -------
-        InputMoments
 
         Examples
         --------
@@ -98,13 +94,17 @@ class InputMoments:
         array([0.75, 0.  , 0.25])
         """
         with computing(total, native=True):
-            if hasattr(total, "dtype") and _is_integer(total):
-                xp = namespace(total)
-                total = xp.astype(total, xp.float64 if has_float64(xp, total) else xp.float32)
+            total = real(total)
             check_array("total", total)
             made = cls(diagonal=total.ndim == 1)
-            made._begin(total)
-            made._add("total", total, count)
+            if total.ndim < 1 or (total.ndim > 1 and total.shape[-1] != total.shape[-2]):
+                raise ValueError(
+                    f"total has shape {tuple(total.shape)}: expected (..., in, in) or (in,)"
+                )
+            check_sum("total", total)
+            made._like = empty_rows(total, total.shape[:-2])
+            made._rows.sums().add(total)
+            made._count = int(count)
         return made
 
     def update(self, a: Array) -> None:
@@ -126,53 +126,15 @@ class InputMoments:
         array([1., 2.])
         """
         with computing(a, native=True):
-            xp = check_matrix("a", a, "inputs (..., rows, in), one per row")
+            check_matrix("a", a, "inputs (..., rows, in), one per row")
             if self._diagonal and a.ndim > 2:
                 raise ValueError(f"a has shape {tuple(a.shape)}: diagonal moments take (rows, in)")
+            check_inputs("a", a)
             if self._like is None:
-                self._begin(a)
-            half = bits(xp, a.dtype) == 16
-            rows = a.shape[-2]
-            for start in range(0, max(rows, 1), _ROWS):
-                block = a[..., start : min(start + _ROWS, rows), :]
-                if half:
-                    block = xp.astype(block, xp.float32)
-                if self._diagonal:
-                    part = xp.sum(block * block, axis=0)
-                else:
-                    part = transposed(block) @ block
-                self._add("a", part, block.shape[-2])
-
-    def _begin(self, a: Array) -> None:
-        xp = namespace(a)
-        dtype = at_least_float32(xp, a.dtype)
-        self._like = xp.zeros(0, dtype=dtype, device=device(a))
-
-    def _add(self, name: str, part: Array, count: int) -> None:
-        """Add a sum over so many inputs."""
-        check_place(name, part, "the first batch", self._like)
-        if part.ndim > 1 and part.shape[-1] != part.shape[-2]:
-            raise ValueError(f"{name} has shape {tuple(part.shape)}: expected (..., in, in)")
-        xp = namespace(part)
-        # NaN and infinity in an input are on the diagonal of its product too.
-        squares = part if self._diagonal else xp.linalg.diagonal(part)
-        if not bool(xp.all(xp.isfinite(squares))):
-            raise NotFiniteError(
-                f"{name} contains NaN or infinity, or its squares overflow: skip this batch, or "
-                "scale the inputs down"
-            )
-        added = wide(xp, part)
-        if self._total is None:
-            # A copy: the caller may change its array, and it may be read-only.
-            self._total = namespace(added).asarray(added, copy=True)
-        elif self._total.shape != added.shape:
-            raise ValueError(
-                f"{name} gives moments of shape {tuple(added.shape)} and earlier batches gave "
-                f"{tuple(self._total.shape)}: use one InputMoments per layer"
-            )
-        else:
-            self._total = self._total + added
-        self._count += int(count)
+                self._like = empty_rows(a, a.shape[:-2])
+            check_same_layer("a", a, "the first batch", self._like)
+            self._rows.add(a)
+            self._count += a.shape[-2]
 
     @property
     def count(self) -> int:
@@ -185,14 +147,20 @@ class InputMoments:
         return self._diagonal
 
     @property
-    def total(self) -> Array:
-        """The sum of a aᵀ in float64, or in float32 on devices without float64."""
-        total, like = self._observed()
-        xp = namespace(like)
-        with computing(like, native=True):
-            return narrow(total, like, xp.float64 if has_float64(xp, like) else xp.float32)
+    def rank(self) -> int | None:
+        """The number of directions that are kept, or None for all."""
+        return self._rank
 
-    def matrix(self, *, scaled: bool = False) -> Array:
+    @property
+    def total(self) -> Any:
+        """The sum of a aᵀ in float64, or in float32 on devices without float64.
+
+        With a rank it is a :class:`LowRankMoments`.
+        """
+        with computing(like := self._observed(), native=True):
+            return narrowed(self._rows.sums().mean(1), like, widest(like))
+
+    def matrix(self, *, scaled: bool = False) -> Any:
         """Return S, the mean of a aᵀ over all inputs.
 
         Parameters
@@ -203,7 +171,7 @@ class InputMoments:
 
         Returns
         -------
-        S : array (..., in, in), or (in,) for diagonal moments
+        S : array (..., in, in), (in,) for diagonal moments, or LowRankMoments with a rank
             In the library, device and dtype of the inputs; float32 for inputs of 16 bits.
 
         Examples
@@ -216,39 +184,35 @@ class InputMoments:
         array([[1.8, 0. ],
                [0. , 0.2]])
         """
-        total, like = self._observed()
+        like = self._observed()
         if not self._count:
             raise ValueError("the moments have no inputs: call update with at least one row")
         with computing(like, native=True):
-            xp = namespace(total)
-            S = total / self._count
-            if scaled:
-                trace = xp.sum(S if self._diagonal else xp.linalg.diagonal(S), axis=-1)
-                mean = trace / max(S.shape[-1], 1)
-                mean = xp.where(mean > 0, mean, xp.ones_like(mean))
-                S = S / (mean if self._diagonal else mean[..., None, None])
-            return narrow(S, like, like.dtype)
+            sums = self._rows.sums()
+            return narrowed(sums.scaled() if scaled else sums.mean(self._count), like, like.dtype)
 
-    def _observed(self) -> tuple[Array, Array]:
-        if self._total is None:
+    def _observed(self) -> Array:
+        if self._like is None:
             raise ValueError("the moments have no inputs: call update first")
-        return self._total, self._like
+        return self._like
 
     def __add__(self, other: InputMoments) -> InputMoments:
         if not isinstance(other, InputMoments):
             return NotImplemented
-        if self._diagonal != other._diagonal:
-            raise ValueError("diagonal moments cannot be added to full ones: use one kind")
-        made = InputMoments(diagonal=self._diagonal)
+        if (self._diagonal, self._rank) != (other._diagonal, other._rank):
+            raise ValueError(
+                f"moments with rank={self._rank}, diagonal={self._diagonal} and with "
+                f"rank={other._rank}, diagonal={other._diagonal} cannot be added: use one kind"
+            )
+        made = InputMoments(rank=self._rank, diagonal=self._diagonal)
         for each in (self, other):
-            if each._total is None:
+            if each._like is None:
                 continue
-            if made._total is None:
-                made._total, made._like, made._count = each._total, each._like, each._count
-                continue
+            made._like = each._like if made._like is None else made._like
+            check_same_layer("the second summand", each._like, "the first", made._like)
             with computing(each._like, native=True):
-                check_place("the second summand", each._like, "the first", made._like)
-                made._add("the second summand", each._total, each._count)
+                made._rows.sums().merge(each._rows.sums())
+            made._count += each._count
         return made
 
     def state_dict(self) -> dict[str, Any]:
@@ -265,30 +229,21 @@ class InputMoments:
         array([0.75, 0.25])
         """
         state: dict[str, Any] = {"count": self._count}
-        if self._total is not None:
-            state |= {"total": self.total, "like": self._like}
-        return state
+        if self._like is None:
+            return state
+        like = self._like
+        with computing(like, native=True):
+            arrays = self._rows.sums().state().items()
+            return state | {"like": like} | {n: narrow(x, like, widest(like)) for n, x in arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; what was there before is dropped."""
-        self._count, self._total, self._like = 0, None, None
-        if "total" not in state:
-            return
-        total = state["total"]
-        if (total.ndim == 1) != self._diagonal:
-            raise ValueError(
-                f"the state has a total of shape {tuple(total.shape)} and these moments have "
-                f"diagonal={self._diagonal}: make them with the same options"
-            )
-        with computing(total, native=True):
-            self._like = state["like"]
-            self._add("total", total, state["count"])
+        self._clear()
+        if "like" in state:
+            with computing(state["like"], native=True):
+                self._rows.sums().load(state)
+            self._like, self._count = state["like"], int(state["count"])
 
     def __repr__(self) -> str:
-        shape = None if self._total is None else tuple(self._total.shape)
-        return f"InputMoments(shape={shape}, count={self._count})"
-
-
-def _is_integer(x: Array) -> bool:
-    xp = namespace(x)
-    return bool(xp.isdtype(x.dtype, "integral")) if xp is not np else x.dtype.kind in "iu"
+        shape = None if self._like is None else (*self._like.shape[:-2], self._like.shape[-1])
+        return f"InputMoments(inputs={shape}, count={self._count})"

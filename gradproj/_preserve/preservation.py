@@ -1,9 +1,7 @@
-"""Soft and hard preservation of the answers to old inputs: the prepared operator and one step."""
+"""The operator that preserves the answers to old inputs, prepared once for many steps."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,56 +12,22 @@ from gradproj._arrays import (
     bits,
     check_array,
     computing,
+    is_plain,
     namespace,
     narrowed,
 )
-from gradproj._preserve.basis import InputBasis, check_orthonormal
-from gradproj._preserve.matrices import (
-    at_least_float32,
+from gradproj._preserve import forms
+from gradproj._preserve.basis import InputBasis
+from gradproj._preserve.checks import (
     check_finite,
     check_matrix,
+    check_orthonormal,
     check_place,
-    eigenpairs,
-    identity,
-    narrow,
-    resolution,
-    transposed,
-    wide,
+    check_rank,
+    check_strength,
 )
-
-# The inverse of I + λS is used up to this condition number, and as long as λ times the resolution
-# of S stays below the second number: it is five to ten times faster than the eigenvalues.
-_SAFE_CONDITION = 1e8
-_HARMLESS = 1e-3
-
-
-@dataclass(frozen=True)
-class _Dense:
-    matrix: Array
-
-    def apply(self, g: Array) -> Array:
-        return g @ self.matrix
-
-
-@dataclass(frozen=True)
-class _Diagonal:
-    factors: Array
-
-    def apply(self, g: Array) -> Array:
-        return g * self.factors
-
-
-@dataclass(frozen=True)
-class _Factored:
-    """w = r g + (g Vᵀ) diag(weights) V."""
-
-    vectors: Array
-    weights: Array
-    rest: float
-
-    def apply(self, g: Array) -> Array:
-        inside = (g @ transposed(self.vectors)) * self.weights[..., None, :]
-        return (g if self.rest == 1 else self.rest * g) + inside @ self.vectors
+from gradproj._preserve.low_rank import LowRankMoments, check_low_rank
+from gradproj._preserve.matrices import at_least_float32
 
 
 class Preservation:
@@ -102,13 +66,19 @@ class Preservation:
 
     __slots__ = ("_form", "_like", "_shape")
 
-    def __init__(self, form: _Dense | _Diagonal | _Factored, like: Array) -> None:
-        self._form = form
-        self._like = like
-        self._shape = tuple(like.shape[:-2]), like.shape[-1]
+    def __init__(self, form: forms.Form) -> None:
+        self._form, self._like = form, form.like
+        self._shape = tuple(self._like.shape[:-2]), self._like.shape[-1]
 
     @classmethod
-    def soft(cls, S: Array, strength: float, *, dtype: Any = None) -> Preservation:
+    def soft(
+        cls,
+        S: Array | LowRankMoments,
+        strength: float,
+        *,
+        rank: int | None = None,
+        dtype: Any = None,
+    ) -> Preservation:
         r"""Prepare the soft form, which trades the new gradient against the old answers.
 
         .. math:: M = \arg\min_M \tfrac12 \|M - I\|^2 + \tfrac\lambda2 \operatorname{tr}(M S M^\top)
@@ -116,12 +86,16 @@ class Preservation:
 
         Parameters
         ----------
-        S : array (..., in, in) or (in,)
+        S : array (..., in, in) or (in,), or LowRankMoments
             Second moments of the old inputs, for example ``moments.matrix()``; a vector is the
             diagonal of a diagonal matrix. Moments of several tasks are added up.
         strength : float
             λ >= 0. 0 is plain training; ``math.inf`` is the projection onto the null space of S.
             S counts as zero along eigenvectors whose eigenvalues its dtype cannot resolve.
+            Eigenvalues that are more negative than that are an error.
+        rank : int, optional
+            Keep this number of leading directions of a matrix S, and one number for the others.
+            A step then takes 2 · rank / in of the products, and the result is approximate.
         dtype : optional
             The dtype of the gradients. Default: that of S, and float32 if S has 16 bits.
 
@@ -136,23 +110,32 @@ class Preservation:
         >>> gp.Preservation.soft(np.asarray([0.0, 1.0, 3.0]), 1.0).apply(np.ones((1, 3)))
         array([[1.  , 0.5 , 0.25]])
         """
-        _check_strength(strength)
-        with computing(S, native=True):
-            check_array("S", S)
-            xp = namespace(S)
-            check_finite(xp, "S", S)
-            dtype = at_least_float32(xp, S.dtype if dtype is None else dtype)
-            if S.ndim == 1:
-                factors = narrow(_diagonal(wide(xp, S), float(strength)), S, dtype)
-                return cls(_Diagonal(factors), factors[None, :])
-            if S.ndim < 1 or S.shape[-1] != S.shape[-2]:
+        check_strength(strength)
+        check_rank(rank)
+        like = S.vectors if isinstance(S, LowRankMoments) else S
+        with computing(like, native=True):
+            check_array("S", like)
+            xp, strength = namespace(like), float(strength)
+            check_finite(xp, "S", like)
+            dtype = at_least_float32(xp, like.dtype if dtype is None else dtype)
+            epsilon = float(xp.finfo(like.dtype).eps)
+            if isinstance(S, LowRankMoments):
+                check_low_rank("S", S)
+                check_orthonormal(xp, "S.vectors", like)
+            elif S.ndim > 1 and S.shape[-1] == S.shape[-2]:
+                if rank is None:
+                    return cls(forms.soft(S, strength, dtype))
+                S, rank = forms.truncated(S, rank, dtype), None
+            elif S.ndim != 1:
                 raise ValueError(
                     f"S has shape {tuple(S.shape)}: expected a square matrix (..., in, in), or a "
                     "vector (in,) for a diagonal one"
                 )
-            epsilon = float(xp.finfo(S.dtype).eps)
-            M = narrow(_inverse(wide(xp, S), float(strength), epsilon), S, dtype)
-            return cls(_Dense(M), M)
+            if rank is not None:
+                raise ValueError("rank chooses directions of a matrix S: leave it out for this S")
+            if isinstance(S, LowRankMoments):
+                return cls(forms.soft_low_rank(S, strength, dtype, epsilon))
+            return cls(forms.soft_diagonal(S, strength, dtype))
 
     @classmethod
     def hard(cls, basis: InputBasis | Array, *, dtype: Any = None) -> Preservation:
@@ -185,25 +168,16 @@ class Preservation:
         B = basis.vectors if isinstance(basis, InputBasis) else basis
         with computing(B, native=True):
             xp = check_matrix("basis", B, "a matrix (..., k, in) with orthonormal rows")
-            check_orthonormal(xp, B)
+            check_orthonormal(xp, "basis", B)
             dtype = at_least_float32(xp, B.dtype if dtype is None else dtype)
-            if isinstance(basis, InputBasis):
-                importance = basis.importance
-            else:
-                importance = xp.ones_like(B[..., 0])
-            k, n = B.shape[-2:]
-            if 2 * k < n:
-                vectors = xp.astype(B, dtype, copy=False)
-                return cls(_Factored(vectors, -xp.astype(importance, dtype), 1.0), vectors)
-            rows, weights = wide(xp, B), wide(xp, importance)
-            removed = transposed(rows) @ (weights[..., None] * rows)
-            M = narrow(identity(removed) - removed, B, dtype)
-            return cls(_Dense(M), M)
+            if not isinstance(basis, InputBasis):
+                basis = InputBasis(B, xp.ones_like(B[..., 0]))
+            return cls(forms.hard(basis, dtype))
 
     @property
     def matrix(self) -> Array | None:
         """The matrix M, or None if the operator is kept in another form."""
-        return self._form.matrix if isinstance(self._form, _Dense) else None
+        return self._form.matrix if isinstance(self._form, forms.Dense) else None
 
     def apply(self, g: SameArray, *, out: SameArray | None = None) -> SameArray:
         """Return w = g M.
@@ -233,15 +207,19 @@ class Preservation:
         >>> g
         array([[0.5, 0.5]])
         """
+        new: Any = g
+        if is_plain(new, self._like) and self._fits(new):
+            with np.errstate(over="ignore", invalid="ignore"):
+                plain: SameArray = self._form.apply(new)
+            return plain if out is None else forms.written(plain, new, out)
         with computing(g, native=True):
-            new: Any = g
             xp = self._check("g", new)
             half = bits(xp, new.dtype) == 16
             w = self._form.apply(xp.astype(new, self._like.dtype) if half else new)
             if half:
                 w = narrowed(xp, w, new.dtype)
             found: SameArray = w
-            return found if out is None else _written(found, new, out)
+            return found if out is None else forms.written(found, new, out)
 
     def _check(self, name: str, g: Array) -> Any:
         """Raise unless g belongs to the layer; return its namespace."""
@@ -253,7 +231,7 @@ class Preservation:
                 f"{name} has dtype {g.dtype} and the operator was prepared for {like.dtype}: pass "
                 f"dtype={name}.dtype to Preservation.soft or Preservation.hard"
             )
-        if g.shape[-1] != n or (batch and tuple(g.shape[:-2]) != batch):
+        if not self._fits(g):
             wanted = "".join(f"{size}, " for size in batch) if batch else "..., "
             raise ValueError(
                 f"{name} has shape {tuple(g.shape)}: expected ({wanted}rows, {n}), as the inputs "
@@ -261,127 +239,11 @@ class Preservation:
             )
         return xp
 
+    def _fits(self, g: Array) -> bool:
+        (batch, n), shape = self._shape, g.shape
+        return len(shape) > 1 and shape[-1] == n and (not batch or tuple(shape[:-2]) == batch)
+
     def __repr__(self) -> str:
-        kind = type(self._form).__name__.strip("_").lower()
+        kind = type(self._form).__name__.lower()
         batch, n = self._shape
         return f"Preservation({kind}, shape={(*batch, n, n)}, dtype={self._like.dtype})"
-
-
-def preserve(
-    g: SameArray,
-    S: Array | None = None,
-    *,
-    strength: float | None = None,
-    basis: InputBasis | Array | None = None,
-    out: SameArray | None = None,
-) -> SameArray:
-    r"""Change a layer's gradient so that its answers to old inputs stay nearly the same.
-
-    .. math:: \min_w \tfrac12 \|w - g\|^2 + \tfrac\lambda2 \operatorname{tr}(w S w^\top)
-
-    The solution is :math:`w = g (I + \lambda S)^{-1}`. S holds the second moments of the inputs a
-    of old tasks, so that the penalty is the mean of :math:`\|w a\|^2`, the squared change of the
-    layer's answers along w. No old sample is needed. w is a descent direction for the new loss.
-
-    With a basis B of the old inputs instead, the answers along it stay exactly the same:
-
-    .. math:: \min_w \tfrac12 \|w - g\|^2 \quad \text{s.t.} \quad w B^\top = 0
-
-    For many steps with the same S or B, prepare a :class:`Preservation` once.
-
-    Parameters
-    ----------
-    g : array (..., out, in)
-        Gradient of the layer's weight, with a last column for the bias if the inputs have one.
-    S : array (..., in, in) or (in,)
-        Second moments of the old inputs, for example ``moments.matrix()``.
-    strength : float
-        λ >= 0; required with S. ``math.inf`` is the projection onto the null space of S.
-    basis : InputBasis or array (k, in)
-        Orthonormal rows, for example from :func:`input_basis`, instead of S.
-    out : array (..., out, in), optional
-        Writable array that receives the update; it may be `g` itself.
-
-    Returns
-    -------
-    w : array (..., out, in)
-        `out`, or a new array in the library, dtype and device of `g`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import gradproj as gp
-    >>> g = np.asarray([[4.0, 4.0]])
-    >>> gp.preserve(g, np.asarray([[1.0, 0.0], [0.0, 0.0]]), strength=3.0)
-    array([[1., 4.]])
-    >>> gp.preserve(g, basis=np.asarray([[1.0, 0.0]]))
-    array([[0., 4.]])
-    """
-    if (S is None) == (basis is None):
-        raise TypeError("pass either S with a strength, or a basis")
-    with computing(g, native=True):
-        new: Any = g
-        xp = check_matrix("g", new, "a matrix (..., out, in)")
-        check_finite(xp, "g", new)
-        dtype = at_least_float32(xp, new.dtype)
-    if basis is not None:
-        if strength is not None:
-            raise TypeError("strength has no meaning with a basis: pass importance weights with it")
-        check_place("basis", basis.vectors if isinstance(basis, InputBasis) else basis, "g", new)
-        return Preservation.hard(basis, dtype=dtype).apply(g, out=out)
-    if strength is None:
-        raise TypeError("strength is missing: pass S with strength=λ, for example strength=1.0")
-    check_array("S", S)
-    check_place("S", S, "g", new)
-    return Preservation.soft(S, strength, dtype=dtype).apply(g, out=out)
-
-
-def _check_strength(strength: float) -> None:
-    if not strength >= 0:  # also for NaN
-        raise ValueError(f"strength={strength!r} is invalid: expected a number >= 0 or math.inf")
-
-
-def _diagonal(s: Array, strength: float) -> Array:
-    """Return the diagonal of (I + λS)⁻¹ for a diagonal S; its zeros are exact."""
-    xp = namespace(s)
-    if s.shape[0] and float(xp.min(s)) < 0:
-        raise ValueError(f"S has the entry {float(xp.min(s)):.2g}: expected a diagonal >= 0")
-    if strength == math.inf:
-        return xp.astype(s <= 0, s.dtype)
-    return 1 / (1 + strength * s)
-
-
-def _inverse(S: Array, strength: float, epsilon: float) -> Array:
-    """Return (I + λS)⁻¹ in float64, or the projector onto the null space of S for λ = ∞."""
-    xp = namespace(S)
-    if S.shape[-1] == 0 or 0 in S.shape:
-        return S
-    noise = resolution(S, epsilon)
-    if strength * float(xp.max(noise)) <= min(_HARMLESS, _SAFE_CONDITION * epsilon):
-        M = xp.linalg.inv(identity(S) + strength * ((S + transposed(S)) / 2))
-        diagonal = xp.linalg.diagonal(M)
-        if bool(xp.all((diagonal > 0) & (diagonal <= 1 + _HARMLESS))):
-            return (M + transposed(M)) / 2
-    values, vectors = eigenpairs(S, noise)
-    if strength == math.inf:
-        kept = xp.astype(values <= 0, values.dtype)
-    else:
-        kept = 1 / (1 + strength * values)
-    return (vectors * kept[..., None, :]) @ transposed(vectors)
-
-
-def _written(w: SameArray, g: Array, out: SameArray) -> SameArray:
-    """Write an update to `out` and return it."""
-    target: Any = out
-    check_array("out", target)
-    check_place("out", target, "g", g)
-    if target.dtype != g.dtype or target.shape != g.shape:
-        raise ValueError(
-            f"out has shape {tuple(target.shape)} and dtype {target.dtype}: expected those of g, "
-            f"{tuple(g.shape)} and {g.dtype}"
-        )
-    try:
-        target[...] = w
-    except (TypeError, np.exceptions.AxisError) as error:
-        raise TypeError(f"out cannot be written to: {error}") from error
-    return out

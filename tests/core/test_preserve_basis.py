@@ -52,6 +52,30 @@ def test_importance_adds_up_to_one(library, dtype):
     assert np.allclose(backend.numpy(weak.importance), [1.0, 2 / 3])
 
 
+@backends.every_backend
+@pytest.mark.parametrize("low_rank", [False, True])
+@pytest.mark.parametrize("apart", [0.0, 1e-9])
+def test_new_directions_are_orthogonal_to_old_ones_that_the_task_uses_most(
+    library, low_rank, apart
+):
+    """Also if the old rows are orthonormal up to rounding only."""
+    backend = backends.get(library)
+    Q = np.linalg.qr(np.random.default_rng(2).standard_normal((8, 8)))[0]
+    values = np.asarray([1e6, 1e5, 1.0, 0.5])
+    old = Q[:2] + apart * Q[2:4]
+    if low_rank:
+        parts = (Q[:4], values, np.asarray(0.0))
+        S = gp.LowRankMoments(*map(backend.array, parts))
+    else:
+        S = backend.array((Q[:4].T * values) @ Q[:4])
+    basis = gp.input_basis(S, share=1.0, basis=backend.array(old))
+    B = backend.numpy(basis.vectors)
+    assert B.shape == (4, 8)
+    assert np.abs(B[2:] @ B[:2].T).max() < 1e-14
+    assert np.allclose(B[2:] @ B[2:].T, np.eye(2), atol=1e-14)
+    assert np.allclose(B.T @ B, Q[:4].T @ Q[:4], atol=1e-6)
+
+
 @pytest.mark.numpy_only
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_degenerate_moments(share):

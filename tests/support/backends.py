@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import array_api_compat
 import array_api_strict
 import numpy as np
 import pytest
@@ -93,6 +94,13 @@ _MAKERS: dict[str, Callable[[], Backend]] = {
 def get(name: str) -> Backend:
     """Return the backend, or skip the test with the reason why it cannot run here."""
     return _MAKERS[name]()
+
+
+def assert_alike(result: Any, like: Any) -> None:
+    """The result has the type, dtype and device of an array."""
+    assert type(result) is type(like)
+    assert result.dtype == like.dtype
+    assert array_api_compat.device(result) == array_api_compat.device(like)
 
 
 every_backend = pytest.mark.parametrize(
