@@ -93,6 +93,8 @@ EXPECTED = {
         "CPU time of a step": Expected(
             ("MLP T = 2", "ResNet18 T = 2"),
             ("Preserver", "replay", "Projector", "target", "spread", "plain"),
+        ),
+    },
     "preserve_core": {
         "apply": Expected(
             tuple(f"{library} 101 inputs, {rows} rows" for library, rows in BOTH_LIBRARIES),
