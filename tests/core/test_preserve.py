@@ -154,6 +154,14 @@ def test_wrong_arguments(arguments, options, error, message):
 
 
 @pytest.mark.numpy_only
+@pytest.mark.parametrize("strength", [1.0, 1e12])
+def test_only_the_symmetric_part_of_S_counts(strength):
+    lopsided = np.asarray([[2.0, 1.0], [0.0, 2.0]])
+    expected = gp.preserve(g[:, :2], (lopsided + lopsided.T) / 2, strength=strength)
+    assert np.allclose(gp.preserve(g[:, :2], lopsided, strength=strength), expected, rtol=1e-9)
+
+
+@pytest.mark.numpy_only
 def test_the_operator_is_for_one_dtype_and_library():
     factor = gp.Preservation.soft(S, 1.0)
     with pytest.raises(TypeError, match=r"g has dtype float32 and the operator .* for float64"):

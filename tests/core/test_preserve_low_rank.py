@@ -234,6 +234,14 @@ def test_basis_of_low_rank_moments_is_that_of_the_matrix(library):
     assert again.vectors.shape == basis.vectors.shape
 
 
+@pytest.mark.numpy_only
+def test_old_directions_hold_their_part_of_the_rest():
+    """The old row has 0.5 of the trace 4, and one new direction has 2."""
+    S = low_rank(np.eye(4)[:2], [2.0, 1.0], 0.5)
+    basis = gp.input_basis(S, share=0.6, basis=np.eye(4)[2:3])
+    assert basis.vectors.shape == (2, 4)
+
+
 def low_rank(vectors, values, rest):
     return gp.LowRankMoments(*map(np.asarray, (vectors, values, rest)))
 
