@@ -81,6 +81,10 @@ class Preserver:
     parameters with the reason: they are trained as usual. A parameter without a gradient is not
     changed in that step.
 
+    With :class:`Projector`, call :meth:`apply` after ``projector.backward(...)``, or attach the
+    preserver: what is projected is the whole update, the new gradient and the replay term together.
+    Projecting the new gradient alone is much worse.
+
     Frozen layers are not recorded, unless `layers` names them. A layer that is unfrozen later is
     protected for the tasks that were observed since.
 

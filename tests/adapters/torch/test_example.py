@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the example's digits come with scikit-learn")
 
-PATH = Path(__file__).parents[3] / "examples" / "digits.py"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PATH = EXAMPLES / "digits.py"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
@@ -22,5 +23,16 @@ def test_the_example_forgets_less_than_fine_tuning(optimizer, capsys):
     assert projected > fine_tuning + 30
 
 
-def test_the_example_is_short():
+def test_the_example_without_samples_forgets_less(capsys):
+    example = runpy.run_path(str(EXAMPLES / "without_samples.py"))
+    example["main"].__globals__["TASKS"] = 3
+    example["train"].__defaults__ = (None, 2, 0)
+    example["main"]()
+    _, *rows = capsys.readouterr().out.splitlines()
+    fine_tuning, preserved = (float(row.split()[-1].rstrip("%")) for row in rows)
+    assert preserved > fine_tuning + 5
+
+
+def test_the_examples_are_short():
     assert len(PATH.read_text().splitlines()) < 60
+    assert len((EXAMPLES / "without_samples.py").read_text().splitlines()) < 80

@@ -3,6 +3,7 @@
 import copy
 import gc
 
+import numpy as np
 import pytest
 import torch
 from preserver_reference import ended, fill, observed
@@ -10,7 +11,7 @@ from torch import nn
 from torch_reference import mlp
 
 import gradproj as gp
-from gradproj.adapters.torch import Preserver
+from gradproj.adapters.torch import Preserver, Projector
 
 OPTIMIZERS = {
     "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
@@ -258,3 +259,37 @@ def test_copies_have_no_hooks():
     optimizer.step()
     for p, q in zip(model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_with_a_projector_the_whole_update_is_projected(attached):
+    """w = (g + γ Σ gᵢ)(I + λS)⁻¹: the replay term must not move what g may not."""
+
+    def loss(model, x):
+        return model(x).square().mean()
+
+    model = nn.Linear(4, 3, bias=False).double()
+    x, new, *old = torch.randn(4, 8, 4, dtype=torch.float64)
+    preserver = ended(model, x, strength=2.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if attached:
+        preserver.attach(optimizer)
+
+    def gradient(x):
+        return torch.autograd.grad(loss(model, x), model.weight)[0]
+
+    class Replay(gp.Method):
+        def solve_layers(self, products):
+            return gp.Solution(np.full_like(products.h, 0.5))
+
+    Projector(model, Replay()).backward_batches(loss, (new,), [(x,) for x in old])
+    whole = gradient(new) + 0.5 * sum(map(gradient, old))
+    torch.testing.assert_close(model.weight.grad, whole)
+    S = x.T @ x * 4 / x.square().sum()
+    wanted = whole @ torch.linalg.inv(torch.eye(4, dtype=S.dtype) + 2.0 * S)
+    before = model.weight.detach().clone()
+    if not attached:
+        preserver.apply()
+    optimizer.step()
+    torch.testing.assert_close(model.weight.grad, wanted)
+    torch.testing.assert_close(model.weight.detach(), before - wanted)
