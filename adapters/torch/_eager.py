@@ -1,11 +1,12 @@
-"""A decorator for methods that run uncompiled, whatever surrounds them."""
+"""Methods and models that run uncompiled, whatever surrounds them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -36,3 +37,11 @@ def eager(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         "use fullgraph=False"
     )
     return run
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled models as they were written: compiled code may not notice new hooks."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    found: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return found

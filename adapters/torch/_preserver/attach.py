@@ -51,7 +51,8 @@ def on_gradient(optimizer: Optimizer, apply: Callable[[set[nn.Parameter]], None]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            apply(_parameters(optimizer))
+            if not _skipped(optimizer):
+                apply(_parameters(optimizer))
             return None
 
         # The closure computes the gradients, once or several times per step.
@@ -100,6 +101,16 @@ def on_step(optimizer: Optimizer, layers: Iterable[Protected], project: Project)
 
     hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
     return Handle(optimizer, hooks)
+
+
+def _skipped(optimizer: Optimizer) -> bool:
+    """Whether a gradient scaler has found an overflow, for which a fused optimizer does nothing.
+
+    The gradients of other optimizers are unscaled first, and their steps are not even called. Fused
+    ones unscale by themselves: the projection is linear, so that the scale does not matter.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def _parameters(optimizer: Optimizer) -> set[nn.Parameter]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradproj.adapters.torch._eager import uncompiled
 from gradproj.adapters.torch._preserver.attention import without_fast_path
 from gradproj.adapters.torch._preserver.protected import Protected
 
@@ -30,7 +31,7 @@ def recording(layers: Iterable[Protected], mask: Tensor | None) -> Iterator[None
         for layer in layers
         for module in layer.uses
     ]
-    with without_fast_path():
+    with without_fast_path(), uncompiled():
         try:
             yield
         finally:

@@ -270,6 +270,27 @@ class TestRecording:
             checkpoint(model, x, use_reentrant=use_reentrant).sum().backward()
         assert [layer.moments.count for layer in preserver._layers] == [6, 6]
 
+    def test_a_compiled_model(self):
+        model, x = mlp(4, 3, 2), torch.randn(6, 4)
+        compiled = torch.compile(model, backend="eager")
+        expected = compiled(x)
+        for each in (model, compiled):
+            preserver = Preserver(each)
+            with preserver.observe():
+                assert torch.equal(compiled(x), expected)
+            assert [layer.moments.count for layer in preserver._layers] == [6, 6]
+            preserver.consolidate()
+            for _ in range(2):  # with and without hooks of the preserver
+                model.zero_grad()
+                compiled(x).sum().backward()
+                twin = ended(copy.deepcopy(model), x)
+                for p, q in zip(model.parameters(), twin.model.parameters(), strict=True):
+                    q.grad = p.grad.clone()
+                preserver.apply()
+                twin.apply()
+                for p, q in zip(model.parameters(), twin.model.parameters(), strict=True):
+                    torch.testing.assert_close(p.grad, q.grad)
+
     def test_a_mask_leaves_padding_out(self):
         model = nn.Sequential(nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 3))
         tokens, mask = torch.randint(1, 7, (3, 5)), torch.rand(3, 5) < 0.6

@@ -179,12 +179,13 @@ def test_lbfgs_keeps_the_answers(when):
 
 
 @pytest.mark.parametrize("when", ["gradient", "step"])
-def test_a_scaler_unscales_before_the_projection_and_skips_overflows(when):
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_unscales_before_the_projection_and_skips_overflows(when, fused):
     models = [mlp(4, 5, 3) for _ in range(2)]
     x, new = torch.randn(2, 8, 4)
     for model, scaled in zip(models, (False, True), strict=True):
         preserver = ended(model, x, when=when)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
         preserver.attach(optimizer)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
         for step in range(3):
