@@ -18,7 +18,7 @@ from gradproj.adapters.torch._eager import eager
 from gradproj.adapters.torch._layout import unwrapped
 from gradproj.adapters.torch._preserver.attach import Handle, on_gradient, on_step
 from gradproj.adapters.torch._preserver.find import as_patterns, find
-from gradproj.adapters.torch._preserver.memory import MemoryReport
+from gradproj.adapters.torch._preserver.memory import MemoryReport, warn_of_wide
 from gradproj.adapters.torch._preserver.processes import add_up, group_of
 from gradproj.adapters.torch._preserver.protected import Protected
 from gradproj.adapters.torch._preserver.recording import recording
@@ -58,6 +58,10 @@ class Preserver:
     exclude : list of str
         Names or patterns of modules that are not protected, such as the output layers that only
         other tasks use.
+    rank : int, optional
+        Keep so many leading directions of the inputs of linear and convolution layers, and the mean
+        of the others: rank·in numbers instead of in², and a faster step. For the soft form in one
+        process. Without it, layers with more than 8,192 inputs cause a warning.
     scaled : bool
         Scale each task's S to mean eigenvalue 1, so that λ has the same meaning for all layers.
     when : {"gradient", "step"}
@@ -114,6 +118,7 @@ class Preserver:
         importance: float | None = None,
         layers: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
+        rank: int | None = None,
         scaled: bool = True,
         when: When = "gradient",
         process_group: dist.ProcessGroup | None = None,
@@ -137,6 +142,17 @@ class Preserver:
                 "the model has no layer that can be protected: "
                 + "; ".join(f"{name}: {reason}" for name, reason in self._unprotected.items())
             )
+        self.rank = rank
+        if rank is None:
+            warn_of_wide(self._layers)
+        elif self._hard or group_of(model, process_group) is not None:
+            raise ValueError(
+                f"rank={rank!r} is for the soft form in one process: use a strength instead of a "
+                "share, and a model that is not distributed"
+            )
+        else:
+            for layer in self._layers:
+                layer.limit(rank)
         self.share = share
         self.importance = _checked_importance(importance, self._hard)
         self._observing = False

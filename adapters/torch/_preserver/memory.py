@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
+
+from gradproj.adapters.torch._preserver.protected import Protected
+
+# Inputs of a layer up to which a square matrix is kept without a word: 268 MB in float32.
+_WIDE = 8192
+
 
 class MemoryReport(dict[str, int]):
     """Bytes per layer; prints as a table.
@@ -26,6 +34,19 @@ class MemoryReport(dict[str, int]):
         rows = [*((name, readable(size)) for name, size in self.items()), ("total", self.total)]
         names, sizes = (max(len(row[column]) for row in rows) for column in (0, 1))
         return "\n".join(f"{name:<{names}}  {size:>{sizes}}" for name, size in rows)
+
+
+def warn_of_wide(layers: Iterable[Protected]) -> None:
+    """Warn of layers whose second moments are large; those of embeddings are a diagonal."""
+    for layer in layers:
+        if layer.width > _WIDE and not layer.moments.diagonal:
+            size = readable(4 * layer.width**2)
+            warnings.warn(
+                f"layer {layer.name!r} has {layer.width} inputs: its second moments take {size}, "
+                "its factor as much, and twice that while a task is observed; pass rank=256 to "
+                "keep the leading directions alone, or exclude it",
+                stacklevel=3,
+            )
 
 
 def readable(size: int) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import gradproj as gp
-from gradproj.adapters.torch._preserver.kinds import Kind
+from gradproj.adapters.torch._preserver.kinds import Convolution, Kind, Linear
+from gradproj.adapters.torch._preserver.low_rank import moved, parts, restricted, whole
 from gradproj.adapters.torch._preserver.pairs import Pairs, worthwhile
 
 # Which of a layer's parameters change in a step; the input rows have columns for these alone.
@@ -69,6 +70,7 @@ class Protected:
         self.kind = next(iter(uses.values()))
         names = ("weight", "bias") if self.kind.bias else ("weight",)
         self.places = {name: places[name] for name in names}
+        self.rank: int | None = None
         self.moments = self.kind.empty()
         self.S: Any = None
         self.basis: list[gp.InputBasis] = []
@@ -119,7 +121,9 @@ class Protected:
     def consolidate_soft(self, *, scaled: bool) -> None:
         """Add the observed moments to those of the old tasks."""
         found = self._narrowed(self.moments.matrix(scaled=scaled))
-        self.S = found if self.S is None else _like(found, self.S) + found
+        if self.S is not None:
+            found = moved(self.S, parts(found)[0].device) + found
+        self.S = found
         self._restart()
 
     def consolidate_hard(self, share: float, importance: float | None) -> None:
@@ -179,8 +183,7 @@ class Protected:
         if self.moments.count:
             found: Tensor = self.moments.total
             return found.clone()
-        *lead, _, width = self.kind.shape
-        width += self.kind.bias
+        lead, width = self.kind.shape[:-2], self.width
         shape = (width,) if self.moments.diagonal else (*lead, width, width)
         first = next(iter(self.parameters.values()))
         return first.new_zeros(shape, dtype=torch.float64)
@@ -189,7 +192,7 @@ class Protected:
         """Return tensors and numbers."""
         return {
             "moments": self.moments.state_dict(),
-            "S": self.S,
+            "S": list(parts(self.S)) if isinstance(self.S, gp.LowRankMoments) else self.S,
             "basis": [[basis.vectors, basis.importance] for basis in self.basis],
         }
 
@@ -203,34 +206,48 @@ class Protected:
             for name, value in state["moments"].items()
         }
         self.moments.load_state_dict(moments)
-        self.S = None if state["S"] is None else state["S"].to(device)
+        self.S = None if state["S"] is None else moved(whole(state["S"]), device)
         self.basis = [gp.InputBasis(B.to(device), v.to(device)) for B, v in state["basis"]]
 
     def _changes(self, strength: float) -> bool:
         """Whether steps are changed."""
         return bool(self.basis) or (self.S is not None and strength > 0)
 
-    def _narrowed(self, S: Tensor) -> Tensor:
+    def _narrowed(self, S: Any) -> Any:
         """Return S in the dtype of the parameters, or in float32 if they have 16 bits.
 
         Sums that were formed here or by several processes are in float64.
         """
         dtype = next(iter(self.parameters.values())).dtype
-        return S.to(torch.promote_types(dtype, torch.float32))
+        return moved(S, torch.promote_types(dtype, torch.float32))
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Raise if a state is that of a layer with other inputs."""
-        width = self.kind.shape[-1] + self.kind.bias
-        found = [t for t in (state["S"], state["moments"].get("total")) if t is not None]
-        for tensor in found + [B for B, _ in state["basis"]]:
+        width = self.width
+        found = [B for B, _ in state["basis"]]
+        if state["S"] is not None:
+            found += parts(whole(state["S"]))[:1]
+        found += [t for name, t in state["moments"].items() if name in ("like", "total")]
+        for tensor in found:
             if tensor.shape[-1] != width:
                 raise ValueError(
                     f"state of layer {self.name!r} has a tensor of shape {tuple(tensor.shape)} and "
                     f"the layer has {width} inputs; build the model as it was"
                 )
 
+    def limit(self, rank: int) -> None:
+        """Keep the leading directions of the inputs alone, if that takes less memory."""
+        low = isinstance(self.kind, Linear | Convolution) and 2 * rank < self.width
+        self.rank = rank if low else None
+        self._restart()
+
+    @property
+    def width(self) -> int:
+        """The number of inputs, with the 1 for the bias."""
+        return self.kind.shape[-1] + self.kind.bias
+
     def _restart(self) -> None:
-        self.moments = self.kind.empty()
+        self.moments = self.kind.empty() if self.rank is None else gp.InputMoments(rank=self.rank)
         self._operators = {}
 
     def _smaller_side(
@@ -283,9 +300,9 @@ class Protected:
         if self.kind.bias and part != "both":
             columns = slice(-1, None) if part == "bias" else slice(0, -1)
         if not self.basis:
-            S = _like(like, self.S)
-            if S.ndim > 1:
-                S = S[..., columns, columns]
+            S = moved(self.S, like.device)
+            if columns != slice(None):
+                S = restricted(S, columns)
             return _plain(gp.Preservation.soft(S, strength, dtype=like.dtype))
         bases = [_columns(_moved(basis, like), columns) for basis in self.basis]
         if len(bases) == 1 and len(self.kind.shape) == 2:
@@ -296,12 +313,11 @@ class Protected:
     def _tensors(self) -> Iterator[Tensor]:
         """Return the large tensors that are kept."""
         if self.S is not None:
-            yield self.S
+            yield from parts(self.S)
         for basis in self.basis:
             yield basis.vectors
             yield basis.importance
-        if self.moments.count:
-            yield self.moments.total
+        yield from (t for t in self.moments.state_dict().values() if isinstance(t, Tensor))
         for operator in self._operators.values():
             if isinstance(operator, Tensor):
                 yield operator
@@ -334,11 +350,6 @@ def _columns(basis: gp.InputBasis, columns: slice) -> gp.InputBasis:
     weights = (U.square() * basis.importance.double()[:, None]).sum(0)
     dtype = basis.vectors.dtype
     return gp.InputBasis(rows[kept].to(dtype), weights[kept].to(dtype))
-
-
-def _like(like: Tensor, S: Any) -> Any:
-    """Return S on the device of another tensor: the model may have been moved."""
-    return S.to(like.device)
 
 
 def _moved(basis: gp.InputBasis, like: Tensor) -> gp.InputBasis:
