@@ -5,7 +5,7 @@
 One thread, float32, batches of 10 samples of the new task, and of 20 samples of each old task for
 the methods that store some. All steps call zero_grad() and optimizer.step(). "replay" is one
 backward pass over all these samples. Preserver keeps the answers of T tasks; its factors are those
-of random inputs.
+of random inputs. "rank=64" keeps 64 directions per layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradproj.adapters.torch import Preserver, Projector
 from gradproj.experiments import networks
 
 TARGETS = {"MLP": 1.5, "ResNet18": 1.15}
-COLUMNS = ("Preserver", "replay", "Projector")
+COLUMNS = ("Preserver", "rank=64", "replay", "Projector")
 
 
 def steps(
@@ -50,8 +50,8 @@ def steps(
     def replay(model: nn.Module) -> None:
         loss(model, *everything).backward()  # type: ignore[no-untyped-call]
 
-    def preserved(model: nn.Module) -> Callable[[], object]:
-        preserver = Preserver(model)
+    def preserved(model: nn.Module, rank: int | None) -> Callable[[], object]:
+        preserver = Preserver(model, rank=rank)
         for _ in range(tasks):
             with torch.no_grad(), preserver.observe():
                 model(draw(shape, 100)[0])
@@ -70,7 +70,8 @@ def steps(
     models = {name: build() for name in ("plain", *COLUMNS)}
     made: dict[str, Callable[[], object]] = {
         "plain": lambda: plain(models["plain"]),
-        "Preserver": preserved(models["Preserver"]),
+        "Preserver": preserved(models["Preserver"], None),
+        "rank=64": preserved(models["rank=64"], 64),
         "replay": lambda: replay(models["replay"]),
         "Projector": projected(models["Projector"]),
     }

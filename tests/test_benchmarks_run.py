@@ -92,7 +92,7 @@ EXPECTED = {
     "preserve": {
         "CPU time of a step": Expected(
             ("MLP T = 2", "ResNet18 T = 2"),
-            ("Preserver", "replay", "Projector", "target", "spread", "plain"),
+            ("Preserver", "rank=64", "replay", "Projector", "target", "spread", "plain"),
         ),
     },
     "preserve_core": {

@@ -85,6 +85,20 @@ class Preserver:
     parameters with the reason: they are trained as usual. A parameter without a gradient is not
     changed in that step.
 
+    `when` decides where optimizers with a state are changed. ``"step"`` gives the guarantee on what
+    is applied, also for momentum from earlier tasks, weight decay and Adam, and takes a copy of the
+    parameters. ``"gradient"`` is what :meth:`apply` does. Permuted digits (4 tasks, 4 epochs of
+    batches of 32, MLP 64-100-10), mean accuracy over seeds 0 to 2 at the end; learning rate and
+    strength chosen on seeds 100 and 101::
+
+                            fine-tuning  "gradient"  "step"
+        SGD, momentum 0.9       61.7        85.3      90.1
+        Adam                    63.6        87.2      92.8
+
+    So ``"step"`` is better where all that the model knows has been observed. On a pretrained
+    transformer without calibration inputs it lost 13 points to ``"gradient"``, which is the default
+    as the more forgiving one.
+
     With :class:`Projector`, call :meth:`apply` after ``projector.backward(...)``, or attach the
     preserver: what is projected is the whole update, the new gradient and the replay term together.
     Projecting the new gradient alone is much worse.
