@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradproj.experiments.benchmarks import BENCHMARKS, is_own_benchmark
-from gradproj.experiments.files import read_table
+from gradproj.experiments.files import read_regular, read_table
 from gradproj.experiments.storage import RunFolder
 
 __all__ = ["BINS", "TUNING", "Collection", "RunRecord", "collect"]
@@ -203,7 +203,7 @@ def _matrix(rows: Sequence[Sequence[float | None]] | None) -> Matrix | None:
 def _read_log(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_regular(path).decode().splitlines():
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:
