@@ -15,6 +15,7 @@ from typing import Any
 __all__ = [
     "DamagedError",
     "WriteError",
+    "component",
     "file_digest",
     "fitting",
     "make_folder",
@@ -121,6 +122,18 @@ def fitting(name: str) -> str:
         return name
     start = name.encode()[:180].decode(errors="ignore")
     return f"{start}~{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def component(name: str) -> str:
+    """Make one part of a path of any text: it names something inside its folder.
+
+    Examples
+    --------
+    >>> component("split-digits"), component(".."), component("../etc")
+    ('split-digits', '_..', '_.._etc')
+    """
+    plain = "".join("_" if c in "/\\" or not c.isprintable() else c for c in name)
+    return fitting(f"_{plain}" if plain[:1] in ("", ".") else plain)
 
 
 def seal(kind: bytes, content: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gradproj.experiments.checkpoint import Checkpoints
-from gradproj.experiments.config import RunConfig
+from gradproj.experiments.config import RunConfig, differences
 from gradproj.experiments.errors import RunError
 from gradproj.experiments.files import (
     DamagedError,
@@ -20,6 +20,7 @@ from gradproj.experiments.files import (
     file_digest,
     make_folder,
     read_signed,
+    read_table,
     sign,
     sync_folder,
     write_atomically,
@@ -149,14 +150,12 @@ class RunFolder:
 
     def _check_same(self, config: RunConfig) -> None:
         try:
-            stored = RunConfig.read(self.config)
+            keys = differences(config, read_table(self.config))
         except ConfigError as error:
             raise RunError(f"{self.config}: {error}") from error
         except (ValueError, AttributeError) as error:  # no text, no JSON, or no table
             raise _damaged(self.config, error) from error
-        if stored != config:
-            mine, theirs = json.loads(config.to_json()), json.loads(stored.to_json())
-            keys = sorted(k for k in mine if mine[k] != theirs[k])
+        if keys:
             raise RunError(
                 f"{self.path} holds a run with another configuration (differs in "
                 f"{', '.join(keys)}); choose another folder with --out, or --force to replace it"
