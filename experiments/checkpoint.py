@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from gradproj.experiments.errors import RunError
-from gradproj.experiments.files import DamagedError, seal, sync_folder, unseal, write_atomically
+from gradproj.experiments.files import (
+    DamagedError,
+    read_regular,
+    seal,
+    sync_folder,
+    unseal,
+    write_atomically,
+)
 
 __all__ = ["Checkpoints", "check_readable"]
 
@@ -93,7 +100,10 @@ def check_readable(values: Mapping[str, Any], method: str) -> None:
 
 
 def _read(path: Path) -> State:
-    content = path.read_bytes()
+    try:
+        content = read_regular(path)
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
     if content.startswith(OLD_KIND):
         raise RunError(
             f"{path} was written by an older gradproj, without a checksum; finish the run with "

@@ -8,7 +8,12 @@ import io
 import sys
 from collections.abc import Sequence
 
+from gradproj.experiments.output import steady_output
+from gradproj.experiments.signals import ended_at_once
+
 __all__ = ["COMMANDS", "main"]
+
+STOPPED = "gradproj: stopped"
 
 # A command is a module with configure(parser) and execute(args) -> exit code, and a line of help.
 COMMANDS = {
@@ -50,7 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # as by tests, may have no encoding.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    argv = sys.argv[1:] if argv is None else argv
+    with steady_output():
+        try:
+            return _main(sys.argv[1:] if argv is None else argv)
+        except (ValueError, OSError) as error:
+            # Wrong input has a message of its own; a traceback would only hide it.
+            print(f"gradproj: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print(STOPPED, file=sys.stderr)
+            return 130
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="gradproj",
         description="Continual learning by gradient projection: experiments.",
@@ -63,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Only the command that is called is imported: torch takes seconds to load.
         if name in argv[:1]:
             try:
-                module = importlib.import_module(path)
+                with ended_at_once(STOPPED):
+                    module = importlib.import_module(path)
             except ModuleNotFoundError as error:
                 parser.exit(
                     2, f"gradproj: {error}; pip install 'gradproj[experiments]' brings it\n"
@@ -71,12 +89,4 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.configure(command)
             command.set_defaults(execute=module.execute)
     args = parser.parse_args(argv)
-    try:
-        return int(args.execute(args))
-    except (ValueError, OSError) as error:
-        # Wrong input has a message of its own; a traceback would only hide it.
-        print(f"gradproj: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("gradproj: stopped", file=sys.stderr)
-        return 130
+    return int(args.execute(args))

@@ -6,15 +6,13 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from gradproj.experiments import benchmarks, methods, networks
-from gradproj.experiments.files import read_table
 from gradproj.experiments.schema import ConfigError, check, ranged, to_plain
 
-__all__ = ["VERSION", "MemoryConfig", "RunConfig", "complete", "merge", "parse_overrides",
-           "resolve"]  # fmt: skip
+__all__ = ["VERSION", "MemoryConfig", "RunConfig", "complete", "differences", "merge",
+           "parse_overrides", "resolve"]  # fmt: skip
 
 # 2: `ours` and `replay` have the option `replay`, and another default strength.
 VERSION = 2
@@ -112,11 +110,6 @@ class RunConfig:
         """Write every value, defaults included."""
         return json.dumps(to_plain(self), indent=2) + "\n"
 
-    @classmethod
-    def read(cls, path: Path) -> RunConfig:
-        """Read a `config.json` back, checked like any other input."""
-        return resolve(read_table(path))
-
 
 def resolve(values: Mapping[str, Any]) -> RunConfig:
     """Check plain `values` and fill in the defaults.
@@ -134,6 +127,20 @@ def resolve(values: Mapping[str, Any]) -> RunConfig:
     config = complete(values)
     _check_names(config)
     return config
+
+
+def differences(config: RunConfig, stored: Mapping[str, Any]) -> list[str]:
+    """List the keys in which values read from a file differ from `config`.
+
+    Names come first: whoever wrote the file may have named a `module:object`, which is imported
+    only if the user named it too.
+    """
+    names = [key for key in ("benchmark", "method", "network") if key in stored]
+    different = [key for key in names if stored[key] != getattr(config, key)]
+    if different:
+        return different
+    mine, theirs = to_plain(config), to_plain(resolve(stored))
+    return sorted(key for key in mine if mine[key] != theirs[key])
 
 
 def complete(values: Mapping[str, Any]) -> RunConfig:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "DamagedError",
+    "WriteError",
+    "component",
     "file_digest",
     "fitting",
     "make_folder",
+    "read_regular",
     "read_signed",
     "read_table",
     "seal",
@@ -23,6 +28,7 @@ __all__ = [
     "unseal",
     "verify",
     "write_atomically",
+    "writing",
 ]
 
 KEY = "sha256"
@@ -32,12 +38,30 @@ class DamagedError(ValueError):
     """The content of a file does not match its checksum."""
 
 
+class WriteError(OSError):
+    """A file cannot be written; the message names it and says why."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in errors of writing: those of a full disk do not say which it was."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written ({error.strerror or error})") from error
+
+
 def write_atomically(path: Path, *parts: bytes, keep: Path | None = None) -> None:
     """Write a file that is complete or absent, also after a power cut.
 
     With `keep`, the file that was there before gets that name. A power cut between the two
     renamings leaves only the kept one.
     """
+    with writing(path):
+        _write_atomically(path, parts, keep)
+
+
+def _write_atomically(path: Path, parts: tuple[bytes, ...], keep: Path | None) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -53,6 +77,18 @@ def write_atomically(path: Path, *parts: bytes, keep: Path | None = None) -> Non
         Path(name).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a whole file; ValueError if it is a pipe or a device, which could block for ever."""
+    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path.name} is not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
 
 
 def sync_folder(folder: Path) -> None:
@@ -86,6 +122,18 @@ def fitting(name: str) -> str:
         return name
     start = name.encode()[:180].decode(errors="ignore")
     return f"{start}~{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def component(name: str) -> str:
+    """Make one part of a path of any text: it names something inside its folder.
+
+    Examples
+    --------
+    >>> component("split-digits"), component(".."), component("../etc")
+    ('split-digits', '_..', '_.._etc')
+    """
+    plain = "".join("_" if c in "/\\" or not c.isprintable() else c for c in name)
+    return fitting(f"_{plain}" if plain[:1] in ("", ".") else plain)
 
 
 def seal(kind: bytes, content: bytes) -> bytes:
@@ -152,8 +200,9 @@ def read_signed(path: Path, since: int) -> dict[str, Any]:
 
 def read_table(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds a table; ValueError if it is not text, not JSON or no table."""
+    content = read_regular(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON ({error})") from error
     if not isinstance(values, dict):
@@ -163,7 +212,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def file_digest(path: Path, length: int | None = None) -> str:
     """Return the sha256 of a file, or of its first `length` bytes; "" if it lacks them."""
-    if not path.exists():
+    if not path.is_file():
         return ""
     digest, left = hashlib.sha256(), path.stat().st_size if length is None else length
     with path.open("rb") as file:

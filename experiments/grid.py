@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,9 +21,14 @@ from gradproj.experiments.config import RunConfig
 from gradproj.experiments.errors import RunError
 from gradproj.experiments.progress import Event, throttled
 from gradproj.experiments.schema import ConfigError
+from gradproj.experiments.server import WorkerErrors, start_server
 from gradproj.experiments.signals import deferred_signals, never
 
-__all__ = ["Job", "Outcome", "execute", "execute_all", "process_context", "run_in_processes"]
+__all__ = ["Job", "Outcome", "Retries", "execute", "execute_all", "run_in_processes"]
+
+# How often a run is started again whose process was killed from outside, as for want of memory.
+RETRIES = 3
+KILLED = (-signal.SIGTERM, -signal.SIGKILL) if os.name != "nt" else ()
 
 
 @dataclass(frozen=True)
@@ -78,14 +86,16 @@ def run_in_processes(
     """Do all jobs, each in its own process, and return their outcomes in order.
 
     A process of its own for each run means that one that crashes, or is killed for want of
-    memory, is reported and leaves the others alone. At Ctrl-C or SIGTERM, or if this process is
-    killed, each run writes a checkpoint after its next step and stops.
+    memory, leaves the others alone. It is started again from its last checkpoint, up to `RETRIES`
+    times. At Ctrl-C or SIGTERM, or if this process is killed, each run writes a checkpoint after
+    its next step and stops.
     """
-    context = process_context()
+    context, errors = process_context()
     workers = workers or os.cpu_count() or 1
     waiting = deque(jobs)
     # A pipe each: with one queue for all, a process killed while it writes would block the others.
-    running: dict[Any, BaseProcess] = {}
+    running: dict[Any, tuple[Job, BaseProcess]] = {}
+    retries = Retries(show)
     outcomes: dict[str, Outcome] = {}
     # Nothing is ever sent through this pipe. It ends when our end is closed, by us or by our death,
     # and unlike a signal it can tell a process twice without harm: Ctrl-C reaches them all anyway.
@@ -104,16 +114,31 @@ def run_in_processes(
                     )
                     process.start()
                     told.close()  # or the pipe would not end with the process
-                    running[heard] = process
+                    running[heard] = job, process
                 for heard in wait(list(running)):
                     item = _next(heard)
-                    if item is None:
-                        process = running.pop(heard)
-                        _close(process, show, outcomes, stopped=lifeline.closed)
-                    elif isinstance(item, Outcome):
+                    if isinstance(item, Outcome):
                         outcomes[item.name] = item
+                    elif item is not None:
+                        retries.hear(item)
                     else:
-                        show(item)
+                        job, process = running.pop(heard)
+                        process.join()
+                        said, code = errors.take(), process.exitcode
+                        killed = code in KILLED and not lifeline.closed
+                        if job.name in outcomes:
+                            _print(said)
+                        elif again := retries.next(job, f"exit code {code}", killed):
+                            waiting.appendleft(again)
+                            _print(said)
+                        else:
+                            outcome = _lost(job, code, said, stopped=lifeline.closed)
+                            outcomes[job.name] = outcome
+                            show(Event(kind=outcome.kind, run=job.name, message=outcome.message))
+    except KeyboardInterrupt:  # the second Ctrl-C
+        for _, process in running.values():
+            process.kill()
+        raise
     finally:
         lifeline.close()
         watched.close()
@@ -133,6 +158,10 @@ def _next(heard: Any) -> Event | Outcome | None:
 
 
 def _work(job: Job, told: Any, watched: Any) -> None:
+    faulthandler.enable()  # If it dies of a signal, its errors say where.
+    # The lifeline tells of Ctrl-C; an exception anywhere would only leave a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     def send(item: Event | Outcome) -> None:
         # If nobody listens any more, the run has yet to write its checkpoint.
         with suppress(BrokenPipeError):
@@ -141,32 +170,56 @@ def _work(job: Job, told: Any, watched: Any) -> None:
     send(execute(job, send, should_stop=lambda: bool(wait([watched], 0))))
 
 
-def _close(
-    process: BaseProcess,
-    show: Callable[[Event], None],
-    outcomes: dict[str, Outcome],
-    *,
-    stopped: bool,
-) -> None:
-    process.join()
-    name = process.name
-    if name not in outcomes:
-        kind, message = "failed", f"its process ended with exit code {process.exitcode}"
-        if stopped:  # by a signal that reached it too, before its first step
-            kind, message = "interrupted", "stopped"
-        outcomes[name] = Outcome(name, kind, f"{message}; --resume continues it")
-        show(Event(kind=kind, run=name, message=outcomes[name].message))
+def _print(said: str) -> None:
+    """Pass on what a worker wrote to its standard error, such as warnings."""
+    if said:
+        print(said, file=sys.stderr)
 
 
-def process_context() -> Any:
+def _lost(job: Job, code: int | None, said: str, *, stopped: bool) -> Outcome:
+    if stopped:  # by a signal that reached it too, before its first step
+        return Outcome(job.name, "interrupted", "stopped; --resume continues it")
+    message = f"its process ended with exit code {code}; --resume continues it"
+    return Outcome(job.name, "failed", f"{message}\n{said}".rstrip())
+
+
+class Retries:
+    """Passes events on, and says how a run whose process was lost is done again."""
+
+    def __init__(self, show: Callable[[Event], None]) -> None:
+        self._show = show
+        self._begun: set[str] = set()
+        self._left: dict[str, int] = {}
+
+    def hear(self, event: Event) -> None:
+        """Pass an event on."""
+        if event.kind in ("step", "task"):
+            self._begun.add(event.run)
+        self._show(event)
+
+    def next(self, job: Job, why: str, killed: bool) -> Job | None:
+        """Return the job that continues this one; None if it was not killed, or too often."""
+        left = self._left.setdefault(job.name, RETRIES)
+        if not killed or not left:
+            return None
+        self._left[job.name] -= 1
+        number = f"{RETRIES - left + 1} of {RETRIES}"
+        message = f"its process was killed ({why}); it goes on from its last checkpoint ({number})"
+        self._show(Event(kind="notice", run=job.name, message=message))
+        # What a run has begun must not be started over; what it has not may still have to be.
+        force = job.arguments.get("force", False) and job.name not in self._begun
+        return replace(job, arguments={**job.arguments, "resume": True, "force": force})
+
+
+def process_context() -> tuple[Any, WorkerErrors]:
     """Fork from a server that has torch loaded, where there is one: runs then start at once."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
+        return multiprocessing.get_context("spawn"), WorkerErrors()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gradproj.experiments.runner"])
-    return context
+    return context, start_server()
 
 
 def execute_all(

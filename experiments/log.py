@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 from pathlib import Path
 from typing import IO, Any
+
+from gradproj.experiments.files import writing
 
 __all__ = ["StepLog"]
 
@@ -18,7 +21,11 @@ class StepLog:
     """A buffered line of JSON per step; on resuming it is cut back to the checkpoint."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
-        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
+        self._path = path
+        with writing(path):
+            if path.exists() and not path.is_file():  # such as a pipe, which would block
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
         self._digest = hashlib.sha256()
         while chunk := self._file.read(min(offset - self._file.tell(), CHUNK)):
             self._digest.update(chunk)
@@ -29,7 +36,8 @@ class StepLog:
         """Keep a row; a tensor under "loss" is read only when the buffer is written."""
         self._rows.append(row)
         if len(self._rows) >= 1000:
-            self._write()
+            with writing(self._path):
+                self._write()
 
     def sync(self) -> dict[str, Any]:
         """Write the buffer to the disk and return the length and the checksum of the file.
@@ -37,17 +45,16 @@ class StepLog:
         A checkpoint that holds them is written afterwards, so that a power cut never leaves a
         checkpoint without its part of the log.
         """
-        self._write()
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            self._write()
+            self._file.flush()
+            os.fsync(self._file.fileno())
         return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
         """Write the rest and close the file."""
-        try:
+        with writing(self._path), self._file:
             self._write()
-        finally:
-            self._file.close()
 
     def _write(self) -> None:
         for row in self._rows:

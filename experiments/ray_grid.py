@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-import queue
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gradproj.experiments.errors import RunError
-from gradproj.experiments.grid import Job, Outcome, execute
+from gradproj.experiments.grid import Job, Outcome, Retries, execute
 from gradproj.experiments.progress import Event
+from gradproj.experiments.server import import_environment
+from gradproj.experiments.signals import deferred_signals
 
 __all__ = ["run_on_ray"]
 
@@ -39,40 +41,63 @@ def run_on_ray(
     except ImportError as error:
         raise RunError("ray is not installed; pip install 'gradproj[ray]'") from error
 
-    local: dict[str, Any] = {} if address else {"num_cpus": workers, "include_dashboard": False}
-    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if not address:
+        # The workers of a cluster have paths of their own.
+        options |= {"num_cpus": workers, "include_dashboard": False,
+                    "runtime_env": {"env_vars": import_environment()}}  # fmt: skip
+    ray.init(address=address, **options)
     try:
         events: Any = Queue()
         task = ray.remote(num_cpus=1, max_retries=0)(_work)
         references = {task.remote(job, events): job for job in jobs}
+        retries = Retries(show)
         outcomes: dict[str, Outcome] = {}
-        while references:
-            done, _ = ray.wait(list(references), timeout=0.2)
-            _drain(events, show)
-            for reference in done:
-                job = references.pop(reference)
-                outcomes[job.name] = _outcome(ray, reference, job, show)
+        stopped = False
+
+        def stop() -> None:
+            # Raises Ctrl-C in the workers: runs write a checkpoint after their next step.
+            nonlocal stopped
+            stopped = True
+            for reference in list(references):
+                ray.cancel(reference)
+
+        with deferred_signals(stop):
+            while references:
+                done, _ = ray.wait(list(references), timeout=0.2)
+                _drain(events, retries.hear)
+                for reference in done:
+                    job = references.pop(reference)
+                    try:
+                        outcomes[job.name] = ray.get(reference)
+                    except ray.exceptions.TaskCancelledError:
+                        outcomes[job.name] = Outcome(job.name, "interrupted", "stopped")
+                    except ray.exceptions.RayError as error:
+                        again = retries.next(job, type(error).__name__, not stopped)
+                        if again is not None:
+                            references[task.remote(again, events)] = again
+                            continue
+                        message = f"its Ray worker was lost: {error}"
+                        outcomes[job.name] = Outcome(job.name, "failed", message)
+                        show(Event(kind="failed", run=job.name, message=message))
         return [outcomes[job.name] for job in jobs]
     finally:
         ray.shutdown()
 
 
 def _work(job: Job, events: Any) -> Outcome:
-    return execute(job, events.put)
+    def send(event: Event) -> None:
+        # The process that passes events on may be lost; the run goes on without it.
+        with suppress(Exception):
+            events.put(event)
 
-
-def _outcome(ray: Any, reference: Any, job: Job, show: Callable[[Event], None]) -> Outcome:
-    try:
-        outcome: Outcome = ray.get(reference)
-    except ray.exceptions.RayError as error:
-        outcome = Outcome(job.name, "failed", f"its Ray worker was lost: {error}")
-        show(Event(kind="failed", run=job.name, message=outcome.message))
-    return outcome
+    return execute(job, send)
 
 
 def _drain(events: Any, show: Callable[[Event], None]) -> None:
     while True:
         try:
-            show(events.get(block=False))
-        except queue.Empty:
+            event = events.get(block=False)
+        except Exception:  # It is empty, or the process that holds it was lost.
             return
+        show(event)

@@ -70,6 +70,7 @@ def run(
     folder = Path(folder)
     store = RunFolder(folder)
     if not store.has_work(config, resume=resume, force=force):
+        store.remove_leftovers()
         return False
     torch.use_deterministic_algorithms(True, warn_only=True)
     rng.seed_globally(config.seed)

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["deferred_signals", "never"]
+__all__ = ["deferred_signals", "ended_at_once", "never", "without_interrupts"]
 
 
 def never() -> bool:
     """Ask for no stop."""
     return False
+
+
+@contextmanager
+def ended_at_once(message: str) -> Iterator[None]:
+    """End the process at Ctrl-C with one line: while modules are imported, nothing is to be saved.
+
+    An exception would be raised anywhere inside them, and some libraries turn it into another.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{message}\n".encode())
+        os._exit(130)
+
+    previous = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach: they inherit what is blocked here."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from gradproj.experiments.checkpoint import Checkpoints
-from gradproj.experiments.config import RunConfig
+from gradproj.experiments.config import RunConfig, differences
 from gradproj.experiments.errors import RunError
 from gradproj.experiments.files import (
     DamagedError,
+    WriteError,
     file_digest,
     make_folder,
     read_signed,
+    read_table,
     sign,
     sync_folder,
     write_atomically,
@@ -98,15 +100,17 @@ class RunFolder:
             if work:
                 self._begin(config, force)
             yield work
+        except WriteError as error:
+            # What is there stays as it is: nothing is replaced before the new file is whole.
+            raise RunError(
+                f"{error}; free some space or mend that, then continue with --resume"
+            ) from error
         finally:
             lock.release()
 
     def _begin(self, config: RunConfig, force: bool) -> None:
         try:
-            # Temporary files of a process that was killed.
-            for file in (self.config, self.environment, self.checkpoints.current, self.result):
-                for unfinished in self.path.glob(f".{file.name}.*"):
-                    unfinished.unlink(missing_ok=True)
+            self._remove_temporary()
             # A result that is there is damaged, or of a configuration that is gone.
             self.result.unlink(missing_ok=True)
             if force:
@@ -118,8 +122,26 @@ class RunFolder:
             sync_folder(self.path)
             if not self.config.exists():
                 write_atomically(self.config, config.to_json().encode())
+        except WriteError:
+            raise
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def _remove_temporary(self) -> None:
+        """Remove what a process that was killed was writing."""
+        for file in (self.config, self.environment, self.checkpoints.current, self.result):
+            for unfinished in self.path.glob(f".{file.name}.*"):
+                unfinished.unlink(missing_ok=True)
+
+    def remove_leftovers(self) -> None:
+        """Remove the checkpoints of a finished run, whose process was killed before it did."""
+        if not self.checkpoints.exist():
+            return
+        # A finished run may be kept where nothing can be written, or be started over just now.
+        with suppress(OSError), FileLock(self.path / ".lock", timeout=0):
+            if self.result.exists():
+                self._remove_temporary()
+                self.checkpoints.remove()
 
     def _unwritable(self, error: OSError) -> RunError:
         return RunError(
@@ -128,14 +150,12 @@ class RunFolder:
 
     def _check_same(self, config: RunConfig) -> None:
         try:
-            stored = RunConfig.read(self.config)
+            keys = differences(config, read_table(self.config))
         except ConfigError as error:
             raise RunError(f"{self.config}: {error}") from error
         except (ValueError, AttributeError) as error:  # no text, no JSON, or no table
             raise _damaged(self.config, error) from error
-        if stored != config:
-            mine, theirs = json.loads(config.to_json()), json.loads(stored.to_json())
-            keys = sorted(k for k in mine if mine[k] != theirs[k])
+        if keys:
             raise RunError(
                 f"{self.path} holds a run with another configuration (differs in "
                 f"{', '.join(keys)}); choose another folder with --out, or --force to replace it"

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import gradproj as gp
 from gradproj.experiments import methods, rng
 from gradproj.experiments.checkpoint import check_readable
-from gradproj.experiments.config import RunConfig, resolve
+from gradproj.experiments.config import RunConfig, differences
 from gradproj.experiments.environment import describe_environment
 from gradproj.experiments.errors import RunError
 from gradproj.experiments.learner import Learner, Phase, Setup, Step
@@ -278,9 +278,9 @@ class Run:
     def _restored(self, state: dict[str, Any]) -> int:
         """Go back to a checkpoint; raise if it is not one of this run."""
         try:
-            if resolve(json.loads(state["config"])) == self.config:
+            if not differences(self.config, json.loads(state["config"])):
                 return self._restore(state)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f" ({type(error).__name__}: {error})"
         else:
             reason = ", but of another configuration"

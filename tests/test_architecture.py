@@ -59,6 +59,8 @@ FUTURE = {
     "progress": "runs",
     "environment": "runs",
     "signals": "runs",
+    "server": "runs",
+    "output": "cli",
     "tensorboard": "runs",
     "grid": "runs",
     "ray_grid": "runs",

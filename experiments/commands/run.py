@@ -13,7 +13,7 @@ from rich.console import Console
 from gradproj.experiments import presets
 from gradproj.experiments.commands.arguments import add_jobs
 from gradproj.experiments.config import merge, parse_overrides
-from gradproj.experiments.files import fitting
+from gradproj.experiments.files import component
 from gradproj.experiments.grid import Job, Outcome, execute_all
 from gradproj.experiments.progress import make_display
 from gradproj.experiments.schema import ConfigError
@@ -152,7 +152,7 @@ def make_jobs(
             else:
                 config = presets.find(name, values)
             series, _, entry = name.replace(":", "-").partition("/")
-            run = f"{series}/{fitting(entry + suffix)}/seed-{seed}"
+            run = f"{component(series)}/{component(entry + suffix)}/seed-{seed}"
             jobs.append(Job(run, config, out / run, dict(arguments)))
     return jobs
 

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import os
 import sys
 import zlib
@@ -9,7 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gradproj.experiments.files import read_regular
+
 __all__ = ["DataError", "data_dir", "file_md5", "read_checked", "user_cache", "writing"]
+
+
+# Unpacked, in bytes; the largest packed file that is published has 47 million.
+LARGEST = 1 << 28
 
 
 class DataError(OSError):
@@ -73,13 +80,29 @@ def _checked(data: bytes, sha256: str, path: Path, name: str) -> bytes:
     return data
 
 
+def _read(path: Path, name: str) -> bytes:
+    try:
+        return read_regular(path)
+    except ValueError as error:
+        raise DataError(
+            f"{path}: {error}; delete it and run `gradproj data fetch {name}`"
+        ) from error
+
+
 def read_checked(path: Path, sha256: str, name: str) -> bytes:
     """Read a file, or its gzipped twin, and check that it is the publisher's."""
     if path.exists():
-        return _checked(path.read_bytes(), sha256, path, name)
+        return _checked(_read(path, name), sha256, path, name)
     packed = path.with_name(path.name + ".gz")
+    content = _read(packed, name)
+    # The last four bytes declare the unpacked size. Nobody has to tell the truth there, so no more
+    # than that is unpacked.
+    declared = int.from_bytes(content[-4:], "little")
     try:
-        data = gzip.decompress(packed.read_bytes())
+        if declared > LARGEST:
+            raise EOFError(f"it would unpack to {declared:,} bytes, more than any file here")
+        with gzip.open(io.BytesIO(content)) as file:
+            data = file.read(declared + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{packed} is damaged: {error}; delete it and run `gradproj data fetch {name}`"

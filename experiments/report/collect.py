@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradproj.experiments.benchmarks import BENCHMARKS, is_own_benchmark
-from gradproj.experiments.files import read_table
+from gradproj.experiments.files import read_regular, read_table
+from gradproj.experiments.report.naming import fingerprint, name_of
 from gradproj.experiments.storage import RunFolder
 
 __all__ = ["BINS", "TUNING", "Collection", "RunRecord", "collect"]
@@ -118,11 +119,19 @@ def collect(paths: Iterable[Path], *, logs: bool = True) -> Collection:
                 continue
             seen.add(source.resolve())
             try:
-                runs.append(_read_folder(source, logs) if source.is_dir() else _read_file(source))
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                run = _read_folder(source, logs) if source.is_dir() else _read_file(source)
+                _check(run)
+                runs.append(run)
+            except Exception as error:  # Anybody may have written these files.
                 reason = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
-                problems.append(f"{source}: {reason}")
+                problems.append(_one_line(f"{source}: {reason or type(error).__name__}"))
     return Collection(tuple(runs), tuple(problems))
+
+
+def _one_line(text: str) -> str:
+    """Make one line that is safe to print: no colours, no moves of the cursor."""
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+    return line if len(line) <= 500 else f"{line[:500]}…"
 
 
 def _sources(path: Path) -> list[Path]:
@@ -180,6 +189,21 @@ def _read_file(path: Path) -> RunRecord:
     )
 
 
+def _check(run: RunRecord) -> None:
+    """Raise for values that the tables of a report could not show."""
+    fingerprint(run.config)
+    name_of(run.config).command([run.seed])
+    if run.scenario not in ("task", "class", "domain", "unknown"):
+        raise ValueError(f"scenario={run.scenario!r} is not known")
+    numbers = [run.seconds, run.evaluation_seconds, *dict(run.metrics).values()]
+    numbers += [share for share in run.corrected if share is not None]
+    for number in numbers:
+        if not isinstance(number, int | float) or abs(number) > 1e12:
+            raise ValueError(f"{number!r} is no number that a run measures")
+    if not isinstance(run.environment, dict):
+        raise ValueError("environment is no table of keys and values")
+
+
 def _checked(config: Any) -> dict[str, Any]:
     """Return a configuration of which a report can rely on what it names runs by."""
     kinds = {"benchmark": str, "method": str, "seed": int, "options": dict, "stream": dict}
@@ -203,7 +227,7 @@ def _matrix(rows: Sequence[Sequence[float | None]] | None) -> Matrix | None:
 def _read_log(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_regular(path).decode().splitlines():
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:

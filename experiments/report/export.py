@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gradproj.experiments.files import fitting, write_atomically
+from gradproj.experiments.files import component, write_atomically
 from gradproj.experiments.report.collect import TUNING, RunRecord, collect
 from gradproj.experiments.report.content import build
 from gradproj.experiments.report.markdown import render
@@ -57,7 +57,7 @@ def export(runs: Iterable[RunRecord], folder: Path) -> list[Path]:
 def _place(run: RunRecord) -> Path:
     # As run folders: some file systems take no colon, and this one may go through git to them.
     series, _, entry = str(name_of(run.config)).replace(":", "-").partition("/")
-    return Path(series, fitting(entry.replace("/", "_")), f"seed-{run.seed}.json")
+    return Path(component(series), component(entry), f"seed-{run.seed}.json")
 
 
 def to_json(run: RunRecord) -> str:

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 from gradproj.experiments import presets
+from gradproj.experiments.files import read_regular
 from gradproj.experiments.schema import nearest
 
 __all__ = ["FILE", "read_notes"]
@@ -22,8 +23,8 @@ def read_notes(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        notes = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        notes = tomllib.loads(read_regular(path).decode())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     for name, text in notes.items():
         if not isinstance(text, str):

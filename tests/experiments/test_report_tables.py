@@ -174,7 +174,7 @@ def test_notes_are_shown_and_explain(runs, tmp_path):
     (section,) = sections(runs, notes)
     assert "Main table, 1 epoch: GEM" not in section.unexplained
     report = build(collect([runs]), notes)
-    assert "[1] GEM: the margin <b>" in render(report, "Report")
+    assert "[1] GEM: the margin &lt;b&gt;" in render(report, "Report")
     page = render_page(report)
     assert "the margin &lt;b&gt;" in page
 

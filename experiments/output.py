@@ -1,0 +1,55 @@
+"""Output that nobody reads any more must not end what produces it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+__all__ = ["SteadyStream", "steady_output"]
+
+
+class SteadyStream:
+    """A text stream that falls silent at the first error, as of a closed pipe or a full disk."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or do nothing if that is no longer possible."""
+        try:
+            self._stream.write(text)
+        except OSError:
+            self._silence()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or do nothing if that is no longer possible."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._silence()
+
+    def _silence(self) -> None:
+        # The interpreter flushes the stream once more when it ends, and would complain.
+        with suppress(OSError), open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def steady_output() -> Iterator[None]:
+    """Go on when standard output is closed: `gradproj run … | head` finishes its runs."""
+    stream = sys.stdout
+    if stream is not None:  # It is None where the shell has closed it from the start.
+        sys.stdout = SteadyStream(stream)
+    try:
+        yield
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        sys.stdout = stream
