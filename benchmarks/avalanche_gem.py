@@ -23,7 +23,7 @@ class GEM:
     """The plugin, with the attributes of a strategy that it reads."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
-        from gradproj.experiments.torchvision_shim import import_torchvision
+        from gradproj.experiments.common.torchvision import import_torchvision
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

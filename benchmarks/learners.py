@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradproj.experiments import benchmarks, methods, presets
+from gradproj.experiments import methods
 from gradproj.experiments.data import DataError
-from gradproj.experiments.learner import Learner, Setup
-from gradproj.experiments.runner import stream_options
-from gradproj.experiments.streams import Stream
+from gradproj.experiments.methods.learner import Learner, Setup
+from gradproj.experiments.runs import presets
+from gradproj.experiments.runs.runner import stream_options
+from gradproj.experiments.streams import Stream, benchmarks
 
 
 def stream_at_hand(

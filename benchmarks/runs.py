@@ -21,7 +21,7 @@ from learners import learner, stream_at_hand
 from timing import EMPTY, Table, parser
 from torch.nn.functional import cross_entropy
 
-from gradproj.experiments.learner import Learner
+from gradproj.experiments.methods.learner import Learner
 from gradproj.experiments.streams import Stream, Task
 
 LABELS = ("gradients", "ours", "GEM", "Avalanche GEM")

@@ -35,7 +35,7 @@ from timing import Table, in_turns, milliseconds, parser
 from torch import Tensor
 
 import gradproj as gp
-from gradproj.experiments.learner import Learner
+from gradproj.experiments.methods.learner import Learner
 from gradproj.experiments.streams import Stream
 
 Batch = tuple[Tensor, ...]

@@ -7,8 +7,8 @@ Examples
 --------
 >>> import json, tempfile
 >>> from pathlib import Path
->>> from gradproj.experiments import presets
->>> from gradproj.experiments.runner import run
+>>> from gradproj.experiments.runs import presets
+>>> from gradproj.experiments.runs.runner import run
 >>> config = presets.find("permuted-digits/ours", {"stream": {"tasks": 2, "samples": 20}})
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     finished = run(config, folder)

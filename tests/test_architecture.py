@@ -29,48 +29,6 @@ ORDER = (
     ("cli",),
 )
 RANKS = {package: rank for rank, row in enumerate(ORDER) for package in row}
-# The packages that today's flat modules and older packages will move to.
-FUTURE = {
-    "errors": "common",
-    "files": "common",
-    "schema": "common",
-    "loading": "common",
-    "rng": "common",
-    "torchvision_shim": "common",
-    "data.command": "cli",
-    "orders": "streams",
-    "pixel_maps": "streams",
-    "benchmarks": "streams",
-    "learner": "methods",
-    "projection": "methods",
-    "preserving": "methods",
-    "augmentation": "methods",
-    "incremental": "methods",
-    "config": "runs",
-    "presets": "runs",
-    "runner": "runs",
-    "training": "runs",
-    "storage": "runs",
-    "checkpoint": "runs",
-    "log": "runs",
-    "record": "runs",
-    "evaluation": "runs",
-    "metrics": "runs",
-    "progress": "runs",
-    "environment": "runs",
-    "signals": "runs",
-    "server": "runs",
-    "output": "cli",
-    "tensorboard": "runs",
-    "grid": "runs",
-    "ray_grid": "runs",
-    "inspect": "inspection",
-    "subjects": "inspection",
-    "report": "reports",
-    "figures": "reports",
-    "demo": "reports",
-    "commands": "cli",
-}
 
 # What a function may import: packages that take long to load or that may not be installed.
 EXPENSIVE = (
@@ -86,78 +44,86 @@ EXPENSIVE = (
     "importlib.metadata",
 )
 
-# It finds the methods by looking, which imports every module beside it.
-REGISTRY = "gradproj.experiments.methods"
+# It finds the methods by looking, which imports every module of its package.
+REGISTRY = "gradproj.experiments.methods.registry"
 
 EXCEPTIONS: dict[str, set[str]] = {
     "order": {
-        "experiments.demo → experiments.commands.run",
-        "experiments.figures.gradient_magnitudes → experiments.commands.run",
-        "experiments.figures.request → experiments.commands.run",
-        "experiments.incremental.features → experiments.evaluation",
-        "experiments.learner → experiments.config",
+        "experiments.methods.learner → experiments.runs.resolve",
+        "experiments.methods.memory.features → experiments.runs.evaluation",
+        "experiments.reports.figures.demo → experiments.cli.display",
+        "experiments.reports.figures.demo → experiments.cli.run",
+        "experiments.reports.figures.gradient_magnitudes → experiments.cli.run",
+        "experiments.reports.figures.request → experiments.cli.display",
+        "experiments.reports.figures.request → experiments.cli.run",
+        "experiments.runs.grid.processes → experiments.cli.display",
+        "experiments.runs.grid.ray → experiments.cli.display",
+        "experiments.runs.runner → experiments.cli.display",
+        "experiments.runs.tensorboard → experiments.cli.display",
+        "experiments.runs.training → experiments.cli.display",
     },
     "cycles": {
         "_method",
         "_reduction",
-        "experiments.config",
-        "experiments.evaluation",
-        "experiments.grid",
-        "experiments.incremental.expert",
-        "experiments.incremental.features",
-        "experiments.incremental.finetuning",
-        "experiments.incremental.learner",
-        "experiments.learner",
         "experiments.methods",
-        "experiments.methods.agem",
-        "experiments.methods.bic",
-        "experiments.methods.bld",
-        "experiments.methods.derpp",
-        "experiments.methods.dr",
-        "experiments.methods.eeil",
-        "experiments.methods.ewc",
-        "experiments.methods.gd",
-        "experiments.methods.gdumb",
-        "experiments.methods.gem",
-        "experiments.methods.gpm",
-        "experiments.methods.icarl",
-        "experiments.methods.icarl_original",
-        "experiments.methods.independent",
-        "experiments.methods.joint",
-        "experiments.methods.lucir",
-        "experiments.methods.lwf",
-        "experiments.methods.mas",
-        "experiments.methods.muc",
-        "experiments.methods.multimodel",
-        "experiments.methods.ogd",
-        "experiments.methods.ours",
-        "experiments.methods.owm",
-        "experiments.methods.preserve",
-        "experiments.methods.preserve_replay",
-        "experiments.methods.replay",
-        "experiments.methods.sgem",
-        "experiments.methods.sgp",
-        "experiments.methods.si",
-        "experiments.methods.single",
-        "experiments.methods.tinyer",
-        "experiments.methods.tpl",
-        "experiments.preserving",
-        "experiments.projection",
-        "experiments.ray_grid",
+        "experiments.methods.bounds.independent",
+        "experiments.methods.bounds.joint",
+        "experiments.methods.bounds.multimodel",
+        "experiments.methods.bounds.single",
+        "experiments.methods.class_incremental.bic",
+        "experiments.methods.class_incremental.bld",
+        "experiments.methods.class_incremental.dr",
+        "experiments.methods.class_incremental.eeil",
+        "experiments.methods.class_incremental.expert",
+        "experiments.methods.class_incremental.finetuning",
+        "experiments.methods.class_incremental.gd",
+        "experiments.methods.class_incremental.icarl_original",
+        "experiments.methods.class_incremental.learner",
+        "experiments.methods.class_incremental.lucir",
+        "experiments.methods.class_incremental.lwf",
+        "experiments.methods.class_incremental.muc",
+        "experiments.methods.class_incremental.tpl",
+        "experiments.methods.learner",
+        "experiments.methods.memory.features",
+        "experiments.methods.projection.agem",
+        "experiments.methods.projection.control",
+        "experiments.methods.projection.gem",
+        "experiments.methods.projection.gpm",
+        "experiments.methods.projection.learner",
+        "experiments.methods.projection.ogd",
+        "experiments.methods.projection.ours",
+        "experiments.methods.projection.owm",
+        "experiments.methods.projection.preserve",
+        "experiments.methods.projection.preserve_replay",
+        "experiments.methods.projection.preserving",
+        "experiments.methods.projection.sgem",
+        "experiments.methods.projection.sgp",
+        "experiments.methods.registry",
+        "experiments.methods.regularization.ewc",
+        "experiments.methods.regularization.mas",
+        "experiments.methods.regularization.si",
+        "experiments.methods.replay.derpp",
+        "experiments.methods.replay.gdumb",
+        "experiments.methods.replay.icarl",
+        "experiments.methods.replay.tinyer",
+        "experiments.runs.evaluation",
+        "experiments.runs.grid.processes",
+        "experiments.runs.grid.ray",
+        "experiments.runs.resolve",
     },
     "functions": {
-        "experiments.commands.figure → experiments.figures in execute",
-        "experiments.commands.figure → experiments.figures.request in execute",
-        "experiments.commands.figure → experiments.report.style in execute",
-        "experiments.commands.inspect → experiments.report.inspection in execute",
-        "experiments.commands.inspect → experiments.report.style in execute",
-        "experiments.commands.report → experiments.report.page in execute",
+        "experiments.cli.figure → experiments.reports.figures in execute",
+        "experiments.cli.figure → experiments.reports.figures.request in execute",
+        "experiments.cli.figure → experiments.reports.figures.style in execute",
+        "experiments.cli.inspect → experiments.reports.figures.inspection in execute",
+        "experiments.cli.inspect → experiments.reports.figures.style in execute",
+        "experiments.cli.report → experiments.reports.render.page in execute",
         "experiments.data.download → rich.console in _progress",
         "experiments.data.download → rich.progress in _progress",
-        "experiments.grid → experiments.ray_grid in execute_all",
-        "experiments.grid → experiments.runner in execute",
-        "experiments.grid → torch in execute",
-        "experiments.runner → experiments.tensorboard in run",
+        "experiments.runs.grid.processes → experiments.runs.grid.ray in execute_all",
+        "experiments.runs.grid.processes → experiments.runs.runner in execute",
+        "experiments.runs.grid.processes → torch in execute",
+        "experiments.runs.runner → experiments.runs.tensorboard in run",
     },
 }
 
@@ -237,7 +203,7 @@ def package(module: str) -> str:
     # The facade is above all packages, and none of them imports it.
     if not names:
         return "experiments"
-    return FUTURE.get(".".join(names[:2])) or FUTURE.get(names[0], names[0])
+    return names[0]
 
 
 def wrong_direction() -> set[str]:
@@ -279,7 +245,8 @@ def in_cycles() -> set[str]:
         above = {".".join(names[: i + 1]) for i in range(len(names))}
         own = {m for m in above if f"{found.importer}.".startswith(f"{m}.")}
         direct[found.importer] |= above - own | {found.imported} - {found.importer}
-    direct[REGISTRY] |= {m for m in MODULES if m.startswith("gradproj.experiments.methods.")}
+    methods = "gradproj.experiments.methods."
+    direct[REGISTRY] |= {m for m in MODULES if m.startswith(methods)} - {REGISTRY}
     reachable: dict[str, set[str]] = {}
     for start in MODULES:
         seen: set[str] = set()
@@ -358,10 +325,3 @@ def test_rule(rule):
     found, listed = RULES[rule](), EXCEPTIONS.get(rule, set())
     assert not found - listed, f"new: {RULES[rule].__doc__}"
     assert not listed - found, "no longer needed: remove these entries from EXCEPTIONS"
-
-
-def test_packages_of_the_future_are_of_modules_that_exist():
-    folder = ROOT / "experiments"
-    for name in FUTURE:
-        path = folder.joinpath(*name.split("."))
-        assert path.is_dir() or path.with_suffix(".py").exists(), f"remove {name} from FUTURE"

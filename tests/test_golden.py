@@ -17,7 +17,7 @@ spec = importlib.util.spec_from_file_location("golden_record", PATH)
 record = sys.modules["golden_record"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(record)
 
-from gradproj.experiments import rng  # noqa: E402
+from gradproj.experiments.common import seeds  # noqa: E402
 from gradproj.experiments.networks import Network  # noqa: E402
 
 CASES, STORED = record.cases(), record.load()
@@ -82,12 +82,12 @@ def test_a_method_computes_what_it_did(name):
     ],
 )
 def test_the_tolerance_shows_a_changed_draw(name, purpose, monkeypatch):
-    derive = rng.derive
+    derive = seeds.derive
 
     def changed(seed, what):
         return derive(seed + (what == purpose), what)
 
-    monkeypatch.setattr(rng, "derive", changed)
+    monkeypatch.setattr(seeds, "derive", changed)
     assert not near(record.measure(CASES[name]), STORED["cases"][name])
 
 

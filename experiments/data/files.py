@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gradproj.experiments.files import read_regular
+from gradproj.experiments.common.files import read_regular
 
 __all__ = ["DataError", "data_dir", "file_md5", "read_checked", "user_cache", "writing"]
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from gradproj.experiments.common.schema import nearest
 from gradproj.experiments.data.cifar import CIFAR10, CIFAR100
 from gradproj.experiments.data.dataset import Dataset
 from gradproj.experiments.data.digits import load_digits
@@ -11,7 +12,6 @@ from gradproj.experiments.data.from_torchvision import load_torchvision
 from gradproj.experiments.data.mnist import FASHION_MNIST, MNIST
 from gradproj.experiments.data.source import Source
 from gradproj.experiments.data.tiny_imagenet import TINY_IMAGENET
-from gradproj.experiments.schema import nearest
 
 __all__ = ["SOURCES", "find_source", "load"]
 

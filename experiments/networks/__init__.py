@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gradproj.experiments.loading import is_own, load_object
+from gradproj.experiments.common.registry import is_own, load_object
+from gradproj.experiments.common.schema import nearest
 from gradproj.experiments.networks.imagenet import imagenet_resnet18
 from gradproj.experiments.networks.layout import lay_out
 from gradproj.experiments.networks.mlp import mlp
@@ -16,7 +17,6 @@ from gradproj.experiments.networks.network import CosineHead, Network, seeded
 from gradproj.experiments.networks.normalise import Normalise
 from gradproj.experiments.networks.resnet import resnet
 from gradproj.experiments.networks.wide_resnet import wide_resnet
-from gradproj.experiments.schema import nearest
 
 __all__ = ["NETWORKS", "CosineHead", "Network", "build", "check_options", "find", "seeded"]
 

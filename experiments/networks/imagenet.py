@@ -1,8 +1,8 @@
 """ResNet18 in the ImageNet layout, as used for Tiny ImageNet: always trained from scratch."""
 
+from gradproj.experiments.common.torchvision import import_torchvision
 from gradproj.experiments.networks.network import Network, make_head
 from gradproj.experiments.networks.resnet import resnet
-from gradproj.experiments.torchvision_shim import import_torchvision
 
 __all__ = ["imagenet_resnet18"]
 

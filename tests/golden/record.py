@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from gradproj.experiments import methods
-from gradproj.experiments.config import merge, resolve
-from gradproj.experiments.runner import run
+from gradproj.experiments.runs.resolve import merge, resolve
+from gradproj.experiments.runs.runner import run
 
 STORED = Path(__file__).with_name("results.json")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from gradproj.experiments.config import resolve
-from gradproj.experiments.runner import run
+from gradproj.experiments.runs.resolve import resolve
+from gradproj.experiments.runs.runner import run
 
 
 def run_until(values, folder, step, checkpoint_seconds, number=signal.SIGKILL):

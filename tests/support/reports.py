@@ -1,7 +1,7 @@
 """What the tests of reports share: sets of runs, and how a table of theirs is read."""
 
-from gradproj.experiments.report.collect import collect
-from gradproj.experiments.report.content import build
+from gradproj.experiments.reports.collect import collect
+from gradproj.experiments.reports.content import build
 from support.runs import matrix, write_run
 
 MNIST = "mnist-permutations"

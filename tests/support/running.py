@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gradproj.experiments.config import resolve
-from gradproj.experiments.runner import Interrupted, run
+from gradproj.experiments.runs.resolve import resolve
+from gradproj.experiments.runs.runner import Interrupted, run
 
 QUICK = {
     "benchmark": "permuted-digits",

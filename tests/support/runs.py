@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from gradproj.experiments import presets
-from gradproj.experiments.evaluation import summarise
-from gradproj.experiments.schema import to_plain
+from gradproj.experiments.common.schema import to_plain
+from gradproj.experiments.runs import presets
+from gradproj.experiments.runs.evaluation import summarise
 
 ENVIRONMENT = {"python": "3.11.7", "versions": {"gradproj": "0.1.0", "torch": ""}, "commit": ""}
 

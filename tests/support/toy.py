@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from gradproj.experiments import methods
-from gradproj.experiments.config import resolve
 from gradproj.experiments.data import Dataset
-from gradproj.experiments.learner import Setup
+from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.runs.resolve import resolve
 from gradproj.experiments.streams import permuted, split
 
 

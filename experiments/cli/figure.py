@@ -1,0 +1,92 @@
+"""`gradproj figure`: figures of the paper and of sweeps, from runs that are there or are made."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from gradproj.experiments.cli.arguments import add_jobs, print_whole
+from gradproj.experiments.common.files import write_atomically
+from gradproj.experiments.reports.render.markdown import render_table
+from gradproj.experiments.reports.tables.published import Table
+
+__all__ = ["configure", "execute"]
+
+# What each shows; not taken from the modules that draw them, which load matplotlib.
+NAMES = {
+    "gradient-magnitudes": "norms of the gradients over the layers",
+    "k-sweep": "ACC and BWT against K for PCA, FirstK and LastK",
+    "layerwise": "GEM, A-GEM and (d) with and without the layerwise update",
+    "memory-sweep": "ACC against stored samples per task, with methods that need none",
+    "strength-sweep": "ACC and BWT against the strength λ of the input-space projection",
+    "time": "training time of (d), on the whole network, against (f), layer by layer",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    shown = "; ".join(f"{name}: {shows}" for name, shows in NAMES.items())
+    parser.add_argument("name", choices=NAMES, metavar="NAME", help=shown)
+    parser.add_argument("--benchmark", default="permuted-digits", help="needs no data by default")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 5, 8], metavar="K",
+                        help="of k-sweep")  # fmt: skip
+    parser.add_argument("--memory", nargs="+", type=int, default=[10, 50, 256], metavar="N",
+                        help="stored samples per task, of memory-sweep")  # fmt: skip
+    parser.add_argument("--strengths", nargs="+", type=float, metavar="λ",
+                        default=[0.0, 0.1, 0.3, 1.0, 3.0, 10.0],
+                        help="of strength-sweep; 0 is no projection")  # fmt: skip
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+                        help="change a value in all runs")  # fmt: skip
+    parser.add_argument("--runs", type=Path, default=Path("runs"),
+                        help="where runs are found and made")  # fmt: skip
+    parser.add_argument("--draw-only", action="store_true", help="run nothing")
+    parser.add_argument("--data-dir", type=Path, help="where the data sets are or go")
+    add_jobs(parser)
+    parser.add_argument("--out", type=Path, help="the figure; its table goes beside it as .md")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Make the figure and its table."""
+    from gradproj.experiments.reports.figures import (
+        FIGURES,  # loads matplotlib
+        style,
+    )
+    from gradproj.experiments.reports.figures.request import Request
+
+    out = args.out or Path(f"{args.name}-{args.benchmark.replace(':', '-')}.png")
+    style.check_kind(out)
+    request = Request(
+        benchmark=args.benchmark,
+        seeds=tuple(args.seeds),
+        overrides=tuple(args.set),
+        ranks=tuple(args.ranks),
+        memory=tuple(args.memory),
+        strengths=tuple(args.strengths),
+        runs=args.runs,
+        data_dir=args.data_dir,
+        draw_only=args.draw_only,
+        workers=args.jobs,
+    )
+    made = FIGURES[args.name](request)
+    path = style.save(made.figure, out)
+    text = "\n".join([f"# {made.table.title}", "", *render_table(made.table)])
+    write_atomically(path.with_suffix(".md"), text.encode())
+    console = Console()
+    print_whole(console, _printed(made.table))
+    both = f"{path}, {path.with_suffix('.md')}"
+    console.print(both, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _printed(table: Table) -> RichTable:
+    shown = [i for i, column in enumerate(table.columns) if column != "command"]
+    out = RichTable(title=table.title, title_justify="left")
+    for i in shown:
+        out.add_column(table.columns[i], justify="left" if i == 0 else "right")
+    for line in table.lines:
+        out.add_row(*(line.cells[i] for i in shown))
+    return out

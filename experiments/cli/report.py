@@ -1,0 +1,68 @@
+"""`gradproj report`: runs beside the paper's numbers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gradproj.experiments.reports.collect import TUNING, collect
+from gradproj.experiments.reports.content import build
+from gradproj.experiments.reports.export import export, write_readme
+from gradproj.experiments.reports.notes import FILE, read_notes
+
+__all__ = ["configure", "execute"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUNS",
+        help="run folders, folders of them, or exported files; finished or not",
+    )
+    parser.add_argument("--out", type=Path, help="folder for report.html and report.md")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="keep each finished run as a small file in DIR and write DIR/README.md from them all",
+    )
+    parser.add_argument(
+        "--notes",
+        type=Path,
+        help=f"reasons for differences; {FILE} in --results or in the first of RUNS if left out",
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Export if asked to, then write the report."""
+    if not args.runs and args.results is None:
+        raise ValueError("RUNS is empty; name run folders or exported results, such as runs/")
+    runs = args.runs or [args.results]
+    collection = collect(runs)
+    if not collection.runs:
+        for problem in collection.problems:
+            print(f"not read: {problem}", file=sys.stderr)
+        print(f"gradproj: no runs found in {', '.join(map(str, runs))}", file=sys.stderr)
+        return 1
+    if args.results is not None:
+        if args.runs:
+            kept = export(collection.runs, args.results)
+            print(f"{len(kept)} runs kept")
+            if not kept and not args.results.exists():
+                raise ValueError(f"RUNS has no finished run to keep in {args.results}")
+        print(write_readme(args.results))
+    out = args.out or (None if args.results else Path("report"))
+    if out is not None:
+        from gradproj.experiments.reports.render.page import write_report  # loads matplotlib
+
+        notes = args.notes or (args.results or runs[0]) / FILE
+        tuning = all(path.name == TUNING for path in runs)
+        report = build(collection, read_notes(notes), beside_paper=not tuning)
+        print("\n".join(map(str, write_report(report, out))))
+    for problem in collection.problems:
+        print(f"not read: {problem}")
+    return 0

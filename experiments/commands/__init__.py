@@ -1,1 +1,0 @@
-"""The commands of `gradproj`, one module each."""

@@ -1,0 +1,1 @@
+"""What all packages share: errors, checked values, names, seeds and files."""

@@ -1,1 +1,0 @@
-"""What the class-incremental methods share: exemplars, teachers, losses, outside data."""

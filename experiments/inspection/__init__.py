@@ -1,0 +1,1 @@
+"""What gradients look like, layer by layer."""

@@ -1,0 +1,1 @@
+"""Bounds of what can be reached: no protection, all data at once, one network per task."""

@@ -1,0 +1,76 @@
+"""One narrow network a task: no sharing, so no forgetting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradproj.experiments.methods.learner import Learner, Step
+from gradproj.experiments.streams import Task
+
+__all__ = ["Independent"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """`network`: what makes the network narrow; `finetune`: start from the network before."""
+
+    network: dict[str, Any] = field(default_factory=dict)
+    finetune: bool = True
+
+
+class Independent(Learner):
+    """A network of its own for each task, of a fraction of the width."""
+
+    name = "independent"
+    averages = False
+    Options = Options
+
+    def build_model(self) -> nn.Module:
+        """Make all networks; each has only its own task's outputs."""
+        return nn.ModuleList(
+            self.build_network(
+                outputs=task.outputs.stop - task.outputs.start,
+                purpose=f"weights {task.index}",
+                **self.options.network,
+            )
+            for task in self.stream.tasks
+        )
+
+    def begin_task(self, task: Task) -> None:
+        """Copy the parameters, not the batch-norm statistics, of the network before.
+
+        A head for another number of classes starts afresh.
+        """
+        if task.index > 0 and self.options.finetune:
+            with torch.no_grad():
+                for new, old in zip(
+                    self.network(task).parameters(),
+                    self.network(task.index - 1).parameters(),
+                    strict=True,
+                ):
+                    if new.shape == old.shape:
+                        new.copy_(old)
+
+    def network(self, task: Task | int) -> nn.Module:
+        """Return the network of a task."""
+        assert isinstance(self.model, nn.ModuleList)
+        return self.model[task if isinstance(task, int) else task.index]
+
+    def observe(self, task: Task, *batch: Tensor) -> Step:
+        """Train the task's own network."""
+        x, y = batch
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.network(task)(x), y - task.outputs.start)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return Step(loss.detach())
+
+    def predict(self, x: Tensor, task: Task | None) -> Tensor:
+        """Ask the task's own network."""
+        assert task is not None
+        logits: Tensor = self.network(task)(x)
+        return logits.argmax(1) + int(task.outputs.start)

@@ -1,0 +1,15 @@
+"""Fine-tuning: the lower bound, and variant (a) of the ablation."""
+
+from __future__ import annotations
+
+from gradproj.experiments.methods.learner import Learner
+
+__all__ = ["Single"]
+
+
+class Single(Learner):
+    """Plain SGD on the stream, nothing against forgetting."""
+
+    name = "single"
+    scenarios = ("task", "domain", "class")
+    augments = True

@@ -1,0 +1,1 @@
+"""Class-incremental methods: a teacher, exemplars and a loss of their own."""

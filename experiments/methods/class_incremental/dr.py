@@ -1,0 +1,30 @@
+"""DR, distillation and retrospection (Hou et al., 2018), as the paper's table has it from GD."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from gradproj.experiments.methods.class_incremental.distillation import distil, distil_slices
+from gradproj.experiments.methods.class_incremental.expert import ExpertLearner
+from gradproj.experiments.streams import Task
+
+__all__ = ["DR"]
+
+
+class DR(ExpertLearner):
+    """Keeps the outputs of the previous model, and learns those of an expert on the new task."""
+
+    name = "dr"
+
+    def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
+        """CE + Σ_s (|s| / C) T² KL(previous) over old tasks s + (|new| / C) T² KL(expert)."""
+        (y,) = rest
+        seen = self.seen()
+        logits = self.model(x)[:, :seen]
+        loss = functional.cross_entropy(logits, y)
+        if self.old:
+            new = distil(self.advise(task, x), logits[:, task.outputs])
+            loss = loss + distil_slices(self.recall(x), logits, self.old_slices(), seen)
+            loss = loss + (seen - self.old) / seen * new
+        return loss

@@ -1,0 +1,61 @@
+"""iCaRL as published (Rebuffi et al., 2017), for unknown tasks."""
+
+# ruff: noqa: ARG002 - a hook gets what other methods need of it
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
+from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.streams import Task
+
+__all__ = ["ICaRLOriginal"]
+
+
+class ICaRLOriginal(IncrementalLearner):
+    """Sigmoid outputs with distilled targets, and the nearest mean of exemplars in features."""
+
+    name = "icarl-original"
+    averages = False
+    saved = (*IncrementalLearner.saved, "means")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.require_all_classes()
+        self.means: Tensor | None = None
+
+    def renew_outputs(self, task: Task) -> None:
+        """Leave them: here the outputs of classes not yet met are trained, towards 0."""
+
+    def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
+        """Binary cross-entropy of all outputs; old ones aim at what the teacher says."""
+        (y,) = rest
+        logits = self.model(x)
+        target = functional.one_hot(y, self.stream.outputs).to(logits)
+        if self.old:
+            target[:, : self.old] = self.recall(x).sigmoid()
+        return functional.binary_cross_entropy_with_logits(logits, target)
+
+    def end_task(self, task: Task) -> None:
+        """Choose exemplars, then measure the mean of each class."""
+        super().end_task(task)
+        means = []
+        for label in range(self.seen()):
+            images = self.exemplars.images[label]
+            mean = functional.normalize(self.embed(images), dim=1).mean(0)
+            if self.config.augment == "crop-flip":
+                # Mirrored images count as much, where training shows them too.
+                mirrored = functional.normalize(self.embed(images.flip(3)), dim=1).mean(0)
+                mean = (mean + mirrored) / 2
+            means.append(functional.normalize(mean, dim=0))
+        self.means = torch.stack(means)
+
+    def predict(self, x: Tensor, task: Task | None) -> Tensor:
+        """Name the nearest mean."""
+        if self.means is None:
+            return super().predict(x, task)
+        features = functional.normalize(self.network.features(x), dim=1)
+        return torch.cdist(features, self.means.to(features)).argmin(1)

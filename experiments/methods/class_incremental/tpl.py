@@ -1,0 +1,67 @@
+"""TPL, topology-preserving learning (Tao et al., 2020), with a stand-in for its graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradproj.experiments.common.schema import ranged
+from gradproj.experiments.methods.class_incremental.distillation import topology_loss
+from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
+from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.streams import Task
+
+__all__ = ["TPL"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the topology is kept.
+
+    Attributes
+    ----------
+    penalty : float
+        Weight of the topology's loss.
+    vertices : int
+        Vertices whose edges are compared at each step.
+    """
+
+    penalty: float = ranged(1.0, low=0.0)
+    vertices: int = ranged(64, low=3)
+
+
+class TPL(IncrementalLearner):
+    """Cross-entropy, while the cosines between stored images keep their pattern.
+
+    The published method grows an elastic Hebbian graph, and no code was released. Here the
+    vertices are exemplars (nearest to k-means centres with `memory.policy` "kmeans"), each pair is
+    an edge, and each step compares the edges of some vertices drawn at random.
+    """
+
+    name = "tpl"
+    Options = Options
+    saved = (*IncrementalLearner.saved, "vertices")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        # Features of all exemplars at the end of the last task.
+        self.vertices = torch.zeros(0)
+
+    def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
+        """CE on new data and exemplars − λ correlation of edges then and now."""
+        loss = super().objective(task, x, *rest)
+        if not self.old:
+            return loss
+        images, _ = self.exemplars.all()
+        rows = torch.randperm(len(images), generator=self.generator)[: self.options.vertices]
+        now = self.network.features(self.augmented(images[rows].to(x.device)))
+        penalty: float = self.options.penalty
+        return loss + penalty * topology_loss(self.vertices[rows].to(now), now)
+
+    def end_task(self, task: Task) -> None:
+        """Choose exemplars, then measure the features of all of them."""
+        super().end_task(task)
+        self.vertices = functional.normalize(self.embed(self.exemplars.all()[0]), dim=1).cpu()

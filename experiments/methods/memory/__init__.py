@@ -1,0 +1,1 @@
+"""What methods remember of old tasks: exemplars, their features, parts that play tasks."""

@@ -1,0 +1,90 @@
+"""One buffer of exemplars, split at random into parts that play the old tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradproj.experiments.methods.memory.exemplars import Exemplars, Features
+
+__all__ = ["SubBuffers"]
+
+
+class SubBuffers:
+    """The parts of a buffer, with the calls of an episodic memory: `sample` and `all`.
+
+    Parameters
+    ----------
+    exemplars : Exemplars
+    parts : int
+        Into how many parts the buffer is split.
+    seed : int
+        Drives splits and samples.
+    device : device, optional
+        Where samples are wanted.
+
+    Examples
+    --------
+    >>> buffers = SubBuffers(Exemplars(total=7, policy="last"), parts=3)
+    >>> buffers.admit(torch.arange(9.0), torch.zeros(9, dtype=torch.int64), classes=1)
+    >>> [len(buffers.all(part)[0]) for part in range(len(buffers))]
+    [3, 2, 2]
+    """
+
+    def __init__(
+        self,
+        exemplars: Exemplars,
+        parts: int = 5,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        self.exemplars, self.parts, self.device = exemplars, parts, device
+        self.generator = torch.Generator().manual_seed(seed)
+        self.order = torch.empty(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return min(self.parts, len(self.order))
+
+    def redraw(self) -> None:
+        """Split the buffer anew."""
+        self.order = torch.randperm(len(self.order), generator=self.generator)
+
+    def admit(self, x: Tensor, y: Tensor, classes: int, features: Features | None = None) -> None:
+        """Choose exemplars of new classes, as `Exemplars.admit`, and split anew."""
+        self.exemplars.admit(x, y, classes, features)
+        self.order = torch.arange(len(self.exemplars))
+        self.redraw()
+
+    def all(self, part: int) -> tuple[Tensor, Tensor]:
+        """Return the images and labels of a part."""
+        return self._rows(self._part(part))
+
+    def sample(self, part: int, n: int) -> tuple[Tensor, Tensor]:
+        """Draw n samples of a part without replacement; all of them if there are no more."""
+        rows = self._part(part)
+        if n < len(rows):
+            rows = rows[torch.randperm(len(rows), generator=self.generator)[:n]]
+        return self._rows(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return exemplars, split and generator."""
+        return {
+            "exemplars": self.exemplars.state_dict(),
+            "order": self.order,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned."""
+        self.exemplars.load_state_dict(state["exemplars"])
+        self.order = state["order"]
+        self.generator.set_state(state["generator"])
+
+    def _part(self, part: int) -> Tensor:
+        return self.order.tensor_split(len(self))[part]
+
+    def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self.exemplars.all()
+        return x[rows].to(self.device), y[rows].to(self.device)

@@ -1,0 +1,1 @@
+"""Methods that project gradients or steps, and their control."""

@@ -1,0 +1,137 @@
+"""The training step that all gradient-projection methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal, cast
+
+from torch import Tensor, nn
+
+import gradproj as gp
+from gradproj.adapters.torch import EpisodicMemory, Layers, Projector
+from gradproj.experiments.common import seeds
+from gradproj.experiments.methods.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.methods.memory.exemplars import Exemplars
+from gradproj.experiments.methods.memory.features import embed, require_network
+from gradproj.experiments.methods.memory.sub_buffers import SubBuffers
+from gradproj.experiments.networks import Network
+from gradproj.experiments.streams import Task
+
+__all__ = ["LayerNames", "ProjectionLearner", "layer_groups"]
+
+LayerNames = Literal["module", "tensor", "child", "five", "all"]
+
+
+def layer_groups(model: nn.Module, layers: LayerNames) -> Layers:
+    """Translate "five" (groups of five consecutive tensors); the projector knows the others."""
+    if layers != "five":
+        return layers
+    names = [name for name, _ in model.named_parameters()]
+    return [names[i : i + 5] for i in range(0, len(names), 5)]
+
+
+class ProjectionLearner(Learner):
+    """Steps along the new gradient, projected against those of the old tasks' memories.
+
+    A method gives `projection()`; it may also choose other `old_batches`, one for each
+    gradient that it wants to project against.
+
+    Where the task is unknown at test time, all memories are one buffer of exemplars, and random
+    parts of it play the old tasks.
+    """
+
+    scenarios = ("task", "domain", "class")
+    augments = True
+    saved = (*Learner.saved, "memory", "projector")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.memory = self._build_memory()
+        layers: LayerNames = getattr(self.options, "layers", "all")
+        # "auto": `observe` hands over a loss that stores nothing of the old tasks.
+        self.projector = Projector(
+            self.model, self.projection(), layers=layer_groups(self.model, layers), engine="auto"
+        )
+
+    def projection(self) -> gp.Method:
+        """Return the method that the projector solves."""
+        raise NotImplementedError
+
+    def stored_samples(self) -> int:
+        """Count the samples in the memories, or in the one buffer."""
+        held = self.memory.exemplars if isinstance(self.memory, SubBuffers) else self.memory
+        return len(held)
+
+    def old_tasks(self) -> int:
+        """Count the old tasks, or the parts of the buffer that play them."""
+        return len(self.memory) if isinstance(self.memory, SubBuffers) else self.current
+
+    def effort(self, task: Task) -> float:
+        """Samples a step, of the new task and of all old ones."""
+        tasks = len(self.memory) if isinstance(self.memory, SubBuffers) else task.index
+        return self.config.batch + tasks * (self.config.memory.batch or self.config.memory.per_task)
+
+    def old_batches(self) -> Iterable[tuple[Tensor, ...]]:
+        """Draw a batch from the memory of each old task, with the outputs that compete there."""
+        size = self.config.memory.batch
+        for task in range(self.old_tasks()):
+            x, y = self.memory.sample(task, size) if size else self.memory.all(task)
+            yield x, y, self.mask(task)
+
+    def observe(self, task: Task, *batch: Tensor) -> Step:
+        """Make one projected step, then remember the batch."""
+        x, y = batch
+        if self.config.memory.redraw == "step":
+            self._redraw()
+        images = self.augmented(x)
+        olds = [(self.augmented(old), *rest) for old, *rest in self.old_batches()]
+        seen: list[Tensor] = []
+
+        def loss(model: nn.Module, *sample: Tensor) -> Tensor:
+            value = self.loss(model, *sample)
+            if sample[0] is images:
+                seen.append(value.detach())
+            return value
+
+        self.optimizer.zero_grad()
+        self.projector.backward_batches(loss, (images, y, self.mask(task)), olds)
+        self.optimizer.step()
+        if isinstance(self.memory, EpisodicMemory):
+            self.memory.add(task.index, x, y)
+        return self.describe(seen[-1])
+
+    def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
+        """Set the rate of the epoch; split the buffer anew if it is time to."""
+        super().begin_epoch(task, phase, epoch)
+        if self.config.memory.redraw == "epoch":
+            self._redraw()
+
+    def end_task(self, task: Task) -> None:
+        """Choose the exemplars of the new classes, where there is one buffer."""
+        if isinstance(self.memory, SubBuffers):
+            assert isinstance(self.model, Network)
+            self.memory.admit(*task.train(), self.seen(), partial(embed, self.model))
+
+    def describe(self, loss: Tensor) -> Step:
+        """Report the loss of a step and what the projector did in it."""
+        last = self.projector.last
+        if last is None or self.current == 0:
+            return Step(loss)
+        return Step(loss, float(last.corrected.mean()), last.rank.tolist())
+
+    def _build_memory(self) -> EpisodicMemory | SubBuffers:
+        memory, seed = self.config.memory, seeds.derive(self.config.seed, "memory")
+        if self.stream.scenario != "class":
+            policy = cast(Any, memory.policy)  # checked by the memory
+            return EpisodicMemory(memory.per_task, policy, seed, self.setup.device)
+        require_network(self.model, self.config.network)
+        budget = memory.budget(len(self.stream.tasks))
+        exemplars = Exemplars(budget, memory.per_class, memory.policy, seed)
+        exemplars.share(self.stream.outputs)  # raises now if there is no room for them at the end
+        seed = seeds.derive(self.config.seed, "buffers")
+        return SubBuffers(exemplars, memory.buffers, seed, self.setup.device)
+
+    def _redraw(self) -> None:
+        if isinstance(self.memory, SubBuffers):
+            self.memory.redraw()

@@ -1,0 +1,55 @@
+"""Soft projection in input space of the new gradient and the replay term together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gradproj as gp
+from gradproj.experiments.common.schema import ranged
+from gradproj.experiments.methods.projection import preserve
+from gradproj.experiments.methods.projection.learner import ProjectionLearner
+from gradproj.experiments.methods.projection.preserving import PreservingLearner
+
+__all__ = ["PreserveReplay"]
+
+
+@dataclass(frozen=True)
+class Options(preserve.Options):
+    """As `preserve`, with replay.
+
+    Attributes
+    ----------
+    gamma : float
+        Weight γ of the old tasks' gradients, which `replay` calls its strength.
+    replay : str
+        Whether their "mean" or their "sum" is added.
+    """
+
+    gamma: float = ranged(1.0, low=0.0)
+    replay: Literal["mean", "sum"] = "mean"
+
+
+class PreserveReplay(PreservingLearner, ProjectionLearner):
+    """w = (g + γ Σ gᵢ)(I + λS)⁻¹ with the gradients gᵢ of the old tasks' memories.
+
+    The whole update is projected. With g alone projected, the replay term moves directions in which
+    the new gradient cannot follow.
+    """
+
+    name = "preserve-replay"
+    Options = Options
+    saved = (*ProjectionLearner.saved, "preserver")
+
+    def preservation(self) -> dict[str, Any]:
+        """Soft, as `preserve`."""
+        return {"strength": self.options.strength, "scaled": self.options.scaled}
+
+    def projection(self) -> gp.Method:
+        """Return the replay term alone; the preserver then projects the sum."""
+        return gp.Decomposed(
+            shared=False,
+            specific=False,
+            strength=self.options.gamma,
+            replay=self.options.replay,
+        )

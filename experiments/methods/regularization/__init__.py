@@ -1,0 +1,1 @@
+"""Methods that hold weights that old tasks need."""

@@ -1,0 +1,69 @@
+"""Memory aware synapses (Aljundi et al., 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradproj.experiments.common.schema import ranged
+from gradproj.experiments.methods.learner import Learner, Setup, Step
+from gradproj.experiments.methods.vectors import flat_gradient, flat_weights, set_gradient
+from gradproj.experiments.streams import Task
+
+__all__ = ["MAS"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """`penalty`: λ; `samples`: how many of a task the importance is the mean over."""
+
+    penalty: float = ranged(1.0, low=0.0)
+    samples: int = ranged(200, low=1)
+
+
+class MAS(Learner):
+    """Penalty by how much each weight moves the outputs.
+
+    Ω_j = Σ_tasks mean_x |∂‖f(x)‖² / ∂θ_j|, L = CE + (λ/2) Σ_j Ω_j (θ_j − θ*_j)², with f the outputs
+    that compete.
+    """
+
+    name = "mas"
+    scenarios = ("task", "domain", "class")
+    Options = Options
+    saved = (*Learner.saved, "importance", "anchor")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.anchor = flat_weights(self.model)
+        self.importance = torch.zeros_like(self.anchor)
+
+    def observe(self, task: Task, *batch: Tensor) -> Step:
+        """Step on the new loss and the penalty."""
+        x, y = batch
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model, x, y, self.mask(task))
+        loss.backward()  # type: ignore[no-untyped-call]
+        pull = self.importance * (flat_weights(self.model) - self.anchor)
+        set_gradient(self.model, flat_gradient(self.model) + self.options.penalty * pull)
+        self.optimizer.step()
+        return Step(loss.detach())
+
+    def end_task(self, task: Task) -> None:
+        """Add the task's importance: the mean of the absolute gradients, sample by sample."""
+        x, _ = task.train()
+        rows = torch.randperm(len(x), generator=self.generator)[: self.options.samples]
+        self.model.eval()
+        competing = self.mask(task) == 0
+        total = torch.zeros_like(self.importance)
+        for row in rows.tolist():
+            self.optimizer.zero_grad()
+            output = self.model(x[row : row + 1].to(self.setup.device))[:, competing]
+            output.square().sum().backward()
+            total += flat_gradient(self.model).abs()
+        self.optimizer.zero_grad()
+        self.model.train()
+        self.importance += total / len(rows)
+        self.anchor = flat_weights(self.model)

@@ -1,0 +1,1 @@
+"""Methods that train on stored samples."""

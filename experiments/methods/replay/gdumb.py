@@ -1,0 +1,162 @@
+"""GDumb (Prabhu et al., 2020): a balanced memory, and a network trained on nothing else."""
+
+# ruff: noqa: ARG002 - a hook gets what other methods need of it
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradproj.experiments.common.schema import ranged
+from gradproj.experiments.methods.augmentation import crop_and_flip, cutmix
+from gradproj.experiments.methods.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.streams import Task
+
+__all__ = ["GDumb"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the memory is learnt.
+
+    Attributes
+    ----------
+    passes, batch : int
+        Passes over the memory, and samples a step.
+    least_rate : float
+        Where the cosine from `lr` down ends, before it starts again.
+    clip : float
+        Greatest norm of a gradient; 0: any.
+    augment : bool
+        Crops, mirrored images and CutMix in half of the steps.
+    every_task : bool
+        Train after each task; otherwise after the last alone, and only its row is measured.
+    """
+
+    passes: int = ranged(128, low=1)
+    batch: int = ranged(16, low=1)
+    least_rate: float = ranged(0.0005, low=0.0)
+    clip: float = ranged(10.0, low=0.0)
+    augment: bool = False
+    every_task: bool = True
+
+
+class GDumb(Learner):
+    """Stores a class-balanced subset; trains a fresh network on it before each test."""
+
+    name = "gdumb"
+    scenarios = ("task", "domain", "class")
+    averages = False
+    Options = Options
+    saved = (*Learner.saved, "images", "labels", "numbers", "counts")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.size = self.config.memory.budget(len(self.stream.tasks))
+        self.images: list[Tensor] = []
+        self.labels: list[int] = []
+        self.numbers: list[int] = []
+        self.counts: dict[tuple[int, int], int] = {}
+
+    def stored_samples(self) -> int:
+        """Count the samples in the memory."""
+        return len(self.images)
+
+    def ready(self) -> bool:
+        """Whether the network has been trained on the memory of the current task."""
+        return self._learns(self.current)
+
+    def effort(self, task: Task) -> float:
+        """Passes over as many samples: one to collect them, and those over the memory."""
+        return 1.0 + (self.options.passes if self._learns(task.index) else 0)
+
+    def phases(self, task: Task) -> Sequence[Phase]:
+        """Collect in one pass, then learn."""
+        collect = Phase("collect", 1, self.config.batch)
+        learn = Phase("learn", self.options.passes, self.options.batch)
+        return [collect, learn] if self._learns(task.index) else [collect]
+
+    def data(self, task: Task, phase: Phase) -> tuple[Tensor, ...]:
+        """Return the new samples, or the memory."""
+        if phase.name == "collect":
+            return task.train()
+        return torch.stack(self.images), torch.tensor(self.labels), torch.tensor(self.numbers)
+
+    def begin_phase(self, task: Task, phase: Phase) -> None:
+        """Start from the initial weights again before learning."""
+        if phase.name == "learn":
+            self.model.load_state_dict(self.build_model().state_dict())
+            self.optimizer = self.build_optimizer()
+
+    def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
+        """Warm up at a tenth of the rate, then cosines of 1, 2, 4, … passes."""
+        high, low = self.config.lr, self.options.least_rate
+        if epoch == 0:
+            self.set_rate(high / 10)
+            return
+        # A cosine of 2ⁿ passes starts at pass 2ⁿ.
+        cycle = int(math.log2(epoch))
+        done = (epoch - 2**cycle) / 2**cycle
+        self.set_rate(low + (high - low) * (1 + math.cos(math.pi * done)) / 2)
+
+    def observe(self, task: Task, *batch: Tensor) -> Step:
+        """Offer the samples to the memory, or learn from it."""
+        if len(batch) == 2:
+            for image, label in zip(batch[0], batch[1].tolist(), strict=True):
+                self.offer(image, label, task.index)
+            return Step(torch.zeros(()))
+        x, y, numbers = batch
+        self.optimizer.zero_grad()
+        loss = self._augmented_loss(x, y, self.mask_rows(numbers))
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.options.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+        self.optimizer.step()
+        return Step(loss.detach())
+
+    def offer(self, image: Tensor, label: int, number: int) -> None:
+        """Store a sample if its class has less than its share; a full memory makes room for it.
+
+        A class is a pair of task and label: where tasks share their labels, label alone would
+        leave nothing to the later tasks.
+        """
+        mine = self.counts.get((number, label), 0)
+        classes = len(self.counts) + (mine == 0)
+        if mine and mine >= self.size / classes:
+            return
+        if len(self.labels) >= self.size:
+            self._make_room()
+        self.images.append(image.clone())  # or the whole batch would be kept with it, and saved
+        self.labels.append(label)
+        self.numbers.append(number)
+        self.counts[number, label] = mine + 1
+
+    def _learns(self, number: int) -> bool:
+        return bool(self.options.every_task) or number == len(self.stream.tasks) - 1
+
+    def _make_room(self) -> None:
+        largest = max(self.counts, key=lambda key: self.counts[key])
+        self.counts[largest] -= 1
+        keys = list(zip(self.numbers, self.labels, strict=True))
+        rows = [i for i, key in enumerate(keys) if key == largest]
+        row = rows[int(torch.randint(len(rows), (), generator=self.generator))]
+        for stored in (self.images, self.labels, self.numbers):
+            del stored[row]
+
+    def _augmented_loss(self, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        if not self.options.augment:
+            return self.loss(self.model, x, y, mask)
+        x = crop_and_flip(x, self.generator)
+        if float(torch.rand((), generator=self.generator)) < 0.5:
+            return self.loss(self.model, x, y, mask)
+        x, partner, kept = cutmix(x, self.generator)
+        mask = mask.expand(len(y), -1)
+        # The pasted part may belong to another task: both tasks' outputs compete.
+        both = torch.maximum(mask, mask[partner])
+        logits = self.model(x) + both
+        entropy = nn.functional.cross_entropy
+        return kept * entropy(logits, y) + (1 - kept) * entropy(logits, y[partner])

@@ -1,1 +1,0 @@
-"""Reports: runs beside the paper's numbers, as a page, as Markdown and as small files to keep."""

@@ -1,0 +1,1 @@
+"""Runs side by side with the paper's numbers: tables, figures, pages."""

@@ -1,0 +1,121 @@
+"""What a report says: for each benchmark its tables, what is missing and what needs a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gradproj.experiments.reports import paper
+from gradproj.experiments.reports.collect import Collection
+from gradproj.experiments.reports.paper import PaperTable
+from gradproj.experiments.reports.rows import Row, group
+from gradproj.experiments.reports.tables.averages import averaged_table
+from gradproj.experiments.reports.tables.controls import control_table, overview_table
+from gradproj.experiments.reports.tables.published import Line, Table, other_table, paper_table
+from gradproj.experiments.reports.tables.sweeps import sweep_tables
+
+__all__ = ["Report", "Section", "build"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One benchmark in one scenario."""
+
+    benchmark: str
+    scenario: str
+    tables: tuple[Table, ...]
+    missing: tuple[str, ...]
+    unfinished: tuple[str, ...]
+    unexplained: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Benchmark and scenario."""
+        return f"{self.benchmark} ({self.scenario}-incremental)"
+
+    @property
+    def anchor(self) -> str:
+        """A name for links."""
+        return f"{self.benchmark}-{self.scenario}".replace(":", "-")
+
+
+@dataclass(frozen=True)
+class Report:
+    """All sections, one table of them all, the files not read, and what made the runs."""
+
+    overview: Table | None
+    sections: tuple[Section, ...]
+    problems: tuple[str, ...]
+    made_with: tuple[str, ...]
+
+    @property
+    def compares(self) -> bool:
+        """Whether any line is judged by a number of the paper."""
+        return any(line.status for s in self.sections for t in s.tables for line in t.lines)
+
+    def count(self, status: str) -> int:
+        """Count the lines of that status."""
+        lines = (line for s in self.sections for table in s.tables for line in table.lines)
+        return sum(line.status == status for line in lines)
+
+
+def build(collection: Collection, notes: Mapping[str, str], *, beside_paper: bool = True) -> Report:
+    """Make the report of some runs; without the paper's tables if it is of runs for tuning."""
+    rows = group(collection.runs)
+    sections = []
+    for benchmark in dict.fromkeys(row.benchmark for row in rows):
+        of_it = [row for row in rows if row.benchmark == benchmark]
+        published = paper.tables() if beside_paper else ()
+        sections.append(_section(*benchmark, of_it, notes, published))
+    made_with = sorted({_versions(run.environment) for run in collection.runs if run.finished})
+    overview = overview_table(rows) if beside_paper else None
+    return Report(overview, tuple(sections), collection.problems, tuple(made_with))
+
+
+def _section(
+    benchmark: str,
+    scenario: str,
+    rows: Sequence[Row],
+    notes: Mapping[str, str],
+    published: Iterable[PaperTable],
+) -> Section:
+    tables: list[Table] = []
+    missing = []
+    for printed in published:
+        if benchmark not in printed.cells:
+            continue
+        table = paper_table(printed, benchmark, rows, notes)
+        if table is None:
+            missing.append(f"{printed.title}: no run of any of its cells")
+            continue
+        tables.append(table)
+        absent = [line.cells[0] for line in table.lines if line.row is None]
+        if absent:
+            missing.append(f"{printed.title}: {'; '.join(absent)}")
+    used = [line.row for table in tables for line in table.lines if line.row is not None]
+    extra = (other_table(rows, used, notes), control_table(rows), averaged_table(rows))
+    tables += [*sweep_tables(rows), *(table for table in extra if table is not None)]
+    unfinished = [
+        f"{row.name}, seed {run.seed}: {run.progress}" for row in rows for run in row.unfinished
+    ]
+    unexplained = [
+        f"{table.title}: {line.cells[0]}"
+        for table in tables
+        for line in table.lines
+        if _needs_reason(line)
+    ]
+    return Section(
+        benchmark, scenario, tuple(tables), tuple(missing), tuple(unfinished), tuple(unexplained)
+    )
+
+
+def _needs_reason(line: Line) -> bool:
+    return line.status in ("above", "below") and not line.note
+
+
+def _versions(environment: Mapping[str, object]) -> str:
+    versions = environment.get("versions")
+    known = versions if isinstance(versions, dict) else {}
+    words = [f"{name} {version}" for name, version in known.items() if version]
+    python = environment.get("python")
+    return ", ".join(([f"Python {python}"] if python else []) + words)

@@ -1,0 +1,111 @@
+"""Small files to keep: one JSON a run, and the README that is made from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gradproj.experiments.common.files import component, write_atomically
+from gradproj.experiments.reports.collect import TUNING, RunRecord, collect
+from gradproj.experiments.reports.content import build
+from gradproj.experiments.reports.naming import fingerprint, name_of
+from gradproj.experiments.reports.notes import FILE, read_notes
+from gradproj.experiments.reports.render.markdown import render
+
+__all__ = ["export", "readme", "to_json", "write_readme"]
+
+INTRODUCTION = (
+    "Made from the files beside it by `gradproj report --results results`; do not edit. Each file "
+    "holds one run: its configuration, accuracy matrix, seconds and versions. Reasons for what "
+    "misses the paper are in `notes.toml`. `gradproj report results --out report` draws figures."
+)
+ABOUT_TUNING = (
+    "Made from the files beside it by `gradproj report --results results/tuning`; do not edit. "
+    "No reported row counts these runs. They are there to choose values by, with seeds other than "
+    "those reported, and to see how far rounding alone moves a result: a rate that differs in its "
+    "eighth digit rounds every step anew and changes nothing else."
+)
+
+
+def export(runs: Iterable[RunRecord], folder: Path) -> list[Path]:
+    """Write the finished runs to `folder`, as benchmark/entry/seed-N.json.
+
+    Raises
+    ------
+    ValueError
+        If two runs of different configurations have one name; nothing is written then.
+    """
+    kept: dict[Path, RunRecord] = {}
+    for run in runs:
+        if run.finished:
+            path = folder / _place(run)
+            other = kept.setdefault(path, run)
+            if fingerprint(other.config) != fingerprint(run.config):
+                raise ValueError(
+                    f"{other.source} and {run.source} differ and would both be kept as {path}; "
+                    "leave one of them out"
+                )
+            kept[path] = run
+    for path, run in kept.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, to_json(run).encode())
+    return list(kept)
+
+
+def _place(run: RunRecord) -> Path:
+    # As run folders: some file systems take no colon, and this one may go through git to them.
+    series, _, entry = str(name_of(run.config)).replace(":", "-").partition("/")
+    return Path(component(series), component(entry), f"seed-{run.seed}.json")
+
+
+def to_json(run: RunRecord) -> str:
+    """Write a run, a line for each row of a matrix, so that differences can be read."""
+    content: dict[str, Any] = {
+        "version": 1,
+        "scenario": run.scenario,
+        "config": run.config,
+        "environment": run.environment,
+        "train_seconds": run.seconds,
+        "evaluation_seconds": run.evaluation_seconds,
+        "stored_per_task": run.stored,
+        "metrics": run.metrics,
+    }
+    parts = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+    for key, matrix in (
+        ("accuracy_matrix", run.matrix),
+        ("averaged_accuracy_matrix", run.averaged),
+    ):
+        if matrix is not None:
+            rows = [[None if v != v else v for v in row] for row in matrix.tolist()]
+            lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+            parts.append(f'  "{key}": [\n{lines}\n  ]')
+    if run.corrected:
+        parts.append(f'  "corrected": {json.dumps(run.corrected)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def readme(folder: Path) -> str:
+    """Make the README of a folder of exported runs.
+
+    Raises
+    ------
+    ValueError
+        If one of the files cannot be read: what is kept must be whole.
+    """
+    collection = collect([folder])
+    if collection.problems:
+        raise ValueError(f"--results: {collection.problems[0]}; mend or remove that file")
+    tuning = folder.name == TUNING
+    report = build(collection, read_notes(folder / FILE), beside_paper=not tuning)
+    if tuning:
+        return render(report, "Runs for choosing values", ABOUT_TUNING)
+    return render(report, "Results", INTRODUCTION)
+
+
+def write_readme(folder: Path) -> Path:
+    """Write the README of a folder of exported runs."""
+    path = folder / "README.md"
+    write_atomically(path, readme(folder).encode())
+    return path

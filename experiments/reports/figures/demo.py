@@ -1,0 +1,128 @@
+"""The demo: four methods on permuted digits, with a table and a figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from gradproj.experiments.cli.display import make_display
+from gradproj.experiments.cli.run import make_jobs
+from gradproj.experiments.runs.grid.processes import Job, execute_all
+from gradproj.experiments.runs.metrics import average_accuracy, backward_transfer
+
+__all__ = ["METHODS", "draw", "run_demo", "tabulate"]
+
+METHODS = {
+    "single": "fine-tuning",
+    "preserve": "preserve, no stored samples",
+    "replay": "replay",
+    "ours": "ours",
+}
+
+
+@dataclass
+class Result:
+    """The runs of one method: accuracy matrices of all seeds, and stored samples per task."""
+
+    matrices: list[NDArray[np.float64]] = field(default_factory=list)
+    stored: float = 0.0
+
+
+Results = Mapping[str, Result]
+
+
+def run_demo(
+    out: Path,
+    seeds: Sequence[int] = (0, 1, 2),
+    overrides: Sequence[str] = (),
+    workers: int | None = None,
+    console: Console | None = None,
+) -> int:
+    """Run what is not there yet, print the table, save the figure; return an exit code."""
+    console = console or Console()
+    jobs = make_jobs(
+        [f"permuted-digits/{method}" for method in METHODS],
+        seeds=seeds,
+        overrides=overrides,
+        out=out,
+        arguments={"resume": True},
+    )
+    with make_display([job.name for job in jobs], console) as display:
+        outcomes = execute_all(jobs, display, workers=workers)
+    failed = [outcome for outcome in outcomes if outcome.kind not in ("finished", "skipped")]
+    if any(outcome.kind == "interrupted" for outcome in failed):
+        console.print("stopped; the same command goes on from here", highlight=False)
+        return 130
+    for outcome in failed:
+        console.print(f"{outcome.name}: {outcome.message}", markup=False, highlight=False)
+    if failed:
+        return 1
+    results = collect(jobs)
+    console.print(tabulate(results))
+    figure = draw(results, out / "demo.png")
+    said = f"accuracy of each task over time: {figure}"
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def collect(jobs: Sequence[Job]) -> dict[str, Result]:
+    """Read the results of finished jobs."""
+    results: dict[str, Result] = {}
+    for job in jobs:
+        found = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
+        result = results.setdefault(job.config.method, Result())
+        result.matrices.append(np.asarray(found["accuracy_matrix"], dtype=np.float64))
+        result.stored = found["stored_per_task"]
+    return results
+
+
+def tabulate(results: Results) -> Table:
+    """Make the table of mean ± standard deviation over the seeds."""
+    title = "permuted digits, 10 tasks: percent, and stored samples per task"
+    table = Table(title=title, title_justify="left")
+    for column in ("method", "stored", "ACC", "BWT", "seeds"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for method, result in results.items():
+        acc = [100 * average_accuracy(R) for R in result.matrices]
+        bwt = [100 * backward_transfer(R) for R in result.matrices]
+        stored, seeds = f"{result.stored:g}", str(len(result.matrices))
+        table.add_row(METHODS[method], stored, _spread(acc), _spread(bwt), seeds)
+    return table
+
+
+def draw(results: Results, path: Path) -> Path:
+    """Save one panel per method: accuracy of each task since it was learned, mean over seeds."""
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 * len(results), 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = np.atleast_1d(np.asarray(figure.subplots(1, len(results), sharey=True)))
+    for panel, (method, result) in zip(panels, results.items(), strict=True):
+        R = np.mean(result.matrices, axis=0)
+        tasks = np.arange(1, len(R) + 1)
+        for j in range(len(R)):
+            colour = colormaps["viridis"](j / len(R))
+            panel.plot(tasks[j:], R[j:, j], ".-", color=colour, linewidth=1)
+        seen = [R[i, : i + 1].mean() for i in range(len(R))]
+        panel.plot(tasks, seen, color="black", linewidth=2, label="mean of those seen")
+        panel.set(title=METHODS[method], xlabel="tasks learned", ylim=(0, 1))
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy of each task")
+    panels[0].legend(loc="lower left", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _spread(values: Sequence[float]) -> str:
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return f"{np.mean(values):.1f} ± {deviation:.1f}"

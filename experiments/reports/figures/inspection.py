@@ -1,0 +1,129 @@
+"""An inspection as a table, a figure and what they say about rank, strength and layers."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich.table import Table
+
+from gradproj.experiments.inspection.gradients import Inspection, LayerView
+from gradproj.experiments.reports.figures import style
+
+__all__ = ["advise", "draw", "tabulate"]
+
+
+def tabulate(found: Inspection, title: str, share: float = 0.9) -> Table:
+    """Make a line for each layer and one for the whole network."""
+    table = Table(title=title, title_justify="left")
+    columns = ("layer", "numbers", "|g| new", "|gᵢ| old", "cos new, old", "cos old, old",
+               "opposed", "specific", f"K for {share:.0%}", "|Σgᵢ| / |g|")  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if column == "layer" else "right")
+    for layer in (*found.layers, found.whole):
+        table.add_row(*_cells(layer, share), style="bold" if layer.name == "all" else "")
+    return table
+
+
+def _cells(layer: LayerView, share: float) -> tuple[str, ...]:
+    cosines, tasks = layer.cosines, len(layer.cosines) - 1
+    between = cosines[:-1, :-1][np.triu_indices(tasks, 1)]
+    old = layer.old_norms.mean(axis=0)
+    return (
+        layer.name,
+        f"{layer.size:,}",
+        f"{layer.new_norms.mean():.3g}",
+        f"{old.mean():.3g} ({old.min():.2g}–{old.max():.2g})",
+        f"{cosines[-1, :-1].mean():+.2f}",
+        f"{between.mean():+.2f} ({between.min():+.2f})",
+        f"{layer.conflict:.0%}",
+        f"{layer.specific_share:.0%}",
+        f"{layer.rank_for(share)} of {tasks - 1}",
+        f"{layer.replay_size:.2g}",
+    )
+
+
+def advise(found: Inspection, share: float = 0.9) -> list[str]:
+    """Say what the measurements mean for `rank`, `strength` and `layers`."""
+    ranks = [layer.rank_for(share) for layer in found.layers]
+    norms = [float(layer.new_norms.mean()) for layer in found.layers if layer.new_norms.any()]
+    replay, tasks = found.whole.replay_size, found.whole.products.shape[1] - 1
+    lines = [
+        f"rank: {share:.0%} of the task-specific part lies in {_between(ranks)} directions a "
+        f"layer (whole network: {found.whole.rank_for(share)}); "
+        f"rank={'None' if share == 1 else f'{share:g}'} chooses so.",
+        f"strength: the old gradients' sum is {replay:.2g} times as long as the new gradient, so "
+        f"strength=0.5 adds {0.5 * replay:.2g} times its length with replay='sum', and strength=1 "
+        f"adds {replay / max(tasks, 1):.2g} times its length with replay='mean'.",
+    ]
+    if norms:
+        lines.append(
+            f"layers: gradient norms differ by a factor of {max(norms) / min(norms):.2g} between "
+            "layers; with layers='all' the largest decide."
+        )
+    used_up = [layer.name for layer in found.layers if layer.used_up]
+    if used_up:
+        lines.append(
+            f"layers: {', '.join(used_up)} hold no more numbers than there are directions; "
+            "limit the rank, or put them in a group with others."
+        )
+    return lines
+
+
+def _between(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def draw(found: Inspection, title: str, share: float = 0.9) -> Figure:
+    """Draw norms, cosines and spectra of all layers."""
+    names = [layer.name for layer in found.layers]
+    height = max(3.4, 0.2 * len(names) + 1.4)
+    made = style.figure(13.0, height)
+    made.suptitle(title)
+    left, middle, right = made.subplots(1, 3)
+    at = np.arange(len(names))
+    for layer, y in zip(found.layers, at, strict=True):
+        old = layer.old_norms.mean(axis=0)
+        left.plot(old, [y] * len(old), "o", color=style.colour(0), alpha=0.6,
+                  label="each old task" if y == 0 else None)  # fmt: skip
+        left.plot(layer.new_norms.mean(), y, "D", color=style.colour(1), markersize=6,
+                  label="new task" if y == 0 else None)  # fmt: skip
+        cosines = layer.cosines
+        tasks = len(cosines) - 1
+        middle.plot(cosines[:-1, :-1][np.triu_indices(tasks, 1)], [y] * (tasks * (tasks - 1) // 2),
+                    "o", color=style.colour(0), alpha=0.35,
+                    label="two old tasks" if y == 0 else None)  # fmt: skip
+        middle.plot(cosines[-1, :-1], [y] * tasks, "D", color=style.colour(1),
+                    label="new and old" if y == 0 else None)  # fmt: skip
+    for axes in (left, middle):
+        axes.set_yticks(at, names)
+        axes.invert_yaxis()
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    left.set(xscale="log", xlabel="norm of the gradient", ylabel="layer")
+    style.plain_log_ticks(left.xaxis)
+    middle.set(xlabel="cosine between gradients", xlim=(-1.02, 1.02))
+    middle.tick_params(labelleft=False)
+    middle.axvline(0, color="gray", linewidth=1)
+    _spectra(right, found, share)
+    return made
+
+
+def _spectra(axes: Axes, found: Inspection, share: float) -> None:
+    few = len(found.layers) <= len(style.COLOURS)
+    for number, layer in enumerate(found.layers):
+        kept = 100 * np.concatenate([[0.0], np.cumsum(layer.spectrum)])
+        axes.plot(
+            kept,
+            marker=style.marker(number) if few else None,
+            color=style.colour(number) if few else style.colour(0),
+            alpha=1.0 if few else 0.35,
+            label=layer.name if few else ("each layer" if number == 0 else None),
+        )
+    whole = 100 * np.concatenate([[0.0], np.cumsum(found.whole.spectrum)])
+    axes.plot(whole, color="black", linestyle="--", label="whole network")
+    axes.axhline(100 * share, color="gray", linewidth=1)
+    axes.set(xlabel="directions K", ylabel="task-specific part kept (%)", ylim=(0, 103))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.legend_beside(axes)

@@ -1,0 +1,29 @@
+"""Lines of means with error bars, which all sweeps draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from gradproj.experiments.reports.figures import style
+from gradproj.experiments.reports.rows import Row
+
+__all__ = ["draw_line"]
+
+
+def draw_line(
+    axes: Axes, at: Sequence[float], rows: Sequence[Row], measure: str, number: int, label: str
+) -> None:
+    """Draw the mean of a measure over the seeds of each row, with its standard deviation."""
+    values = [row.values(measure) for row in rows]
+    axes.errorbar(
+        at,
+        [float(np.mean(v)) for v in values],
+        yerr=[float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for v in values],
+        marker=style.marker(number),
+        color=style.colour(number),
+        capsize=2,
+        label=label,
+    )

@@ -1,0 +1,138 @@
+"""One look for all figures: colours that colour-blind people can tell apart, labels that last."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from gradproj.experiments.common.files import write_atomically
+
+__all__ = ["COLOURS", "MARKERS", "colour", "dashes", "embedded", "figure", "legend_beside",
+           "marker", "plain_log_ticks", "save", "styled", "to_svg"]  # fmt: skip
+
+# Okabe and Ito's palette; its black is left to the ink and its yellow, too pale on white, to none.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+# Text, axes and grid of embedded figures take the colour of the page, light or dark.
+_INK = "#010203"
+
+
+def colour(number: int) -> str:
+    """Return the colour of the line with this number."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def marker(number: int) -> str:
+    """Return the marker of the line with this number; it changes with the colour."""
+    return MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+
+
+def dashes(number: int) -> str:
+    """Return the kind of line: solid for the first round of colours, dashed for the second."""
+    return "--" if number // len(COLOURS) % 2 else "-"
+
+
+@contextmanager
+def styled(ink: str = "black") -> Iterator[None]:
+    """Draw in the style of the project; `ink` is the colour of text and axes."""
+    settings: dict[Any, Any] = {
+        "axes.edgecolor": ink,
+        "axes.labelcolor": ink,
+        "axes.titlesize": "medium",
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "font.size": 9.0,
+        "grid.alpha": 0.25,
+        "grid.color": ink,
+        "legend.frameon": False,
+        "legend.labelcolor": ink,
+        "lines.markersize": 4.0,
+        "svg.hashsalt": "gradproj",
+        "text.color": ink,
+        "text.parse_math": False,  # a dollar sign in somebody's value is no formula
+        "xtick.color": ink,
+        "ytick.color": ink,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+@contextmanager
+def embedded() -> Iterator[None]:
+    """Draw a figure that `to_svg` will put into a page."""
+    with styled(_INK):
+        yield
+
+
+def figure(width: float, height: float) -> Figure:
+    """Make an empty figure that needs no window system."""
+    made = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(made)
+    return made
+
+
+def legend_beside(axes: Axes) -> None:
+    """Put the legend to the right of the axes, where it covers no data."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize="small")
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Write 0.5, 1, 2 along a logarithmic axis, and no more of them than fit."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def to_svg(made: Figure, name: str) -> str:
+    """Return a figure drawn under `embedded` as SVG for a page.
+
+    Parameters
+    ----------
+    made : Figure
+    name : str
+        Unique on the page; also read out by screen readers.
+    """
+    out = io.StringIO()
+    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    made.savefig(out, format="svg", transparent=True, metadata=metadata)
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    # Glyphs and clips are referred to by name, which must not mean another figure's.
+    prefix = re.sub(r"\W+", "-", name)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
+
+
+def check_kind(path: Path) -> str:
+    """Return the kind of a figure's file, by its name; raise for one that cannot be written."""
+    kind = path.suffix.removeprefix(".") or "png"
+    known = FigureCanvasBase.get_supported_filetypes()
+    if kind not in known:
+        raise ValueError(f"--out: {path.name} ends with none of {', '.join(sorted(known))}")
+    return kind
+
+
+def save(made: Figure, path: Path) -> Path:
+    """Write a figure to a file of the kind that its name ends with."""
+    kind = check_kind(path)
+    out = io.BytesIO()
+    made.savefig(out, format=kind, dpi=150)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, out.getvalue())
+    return path

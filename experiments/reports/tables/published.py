@@ -1,0 +1,187 @@
+"""The tables of a report, the same for the page and for Markdown: the paper's, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gradproj.experiments.reports import paper
+from gradproj.experiments.reports.paper import Cell, PaperTable
+from gradproj.experiments.reports.rows import Row
+from gradproj.experiments.runs import presets
+
+__all__ = ["STATUS", "Line", "Table", "listed", "other_table", "paper_table", "printed", "spread"]
+
+# What a difference to the paper is called, and its sign, for those who see no colours.
+STATUS = {
+    "within": ("●", "within the paper's spread"),
+    "near": ("◐", "within twice the spread"),
+    "above": ("▲", "above by more than twice the spread"),
+    "below": ("▼", "below by more than twice the spread"),
+}
+
+# The column of the training samples that a method keeps of each task.
+STORED = "stored per task"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table; `status` is a key of `STATUS` or "", `row` what it was made from."""
+
+    cells: tuple[str, ...]
+    status: str = ""
+    note: str = ""
+    row: Row | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table and what its figures are drawn from.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        For curves, heat maps and the like.
+    swept : str
+        Name of what the lines vary.
+    differences : tuple of tuple of float
+        For each line, what is gained over something, seed by seed.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    about: str = ""
+    rows: tuple[Row, ...] = field(default=())
+    swept: str = ""
+    differences: tuple[tuple[float, ...], ...] = field(default=())
+
+
+def spread(values: Sequence[float], digits: int = 1, sign: str = "") -> str:
+    """Write mean ± standard deviation; a single value has no deviation.
+
+    Examples
+    --------
+    >>> spread([82.0, 83.0]), spread([82.04]), spread([])
+    ('82.5 ± 0.7', '82.0', '–')
+    """
+    if not values:
+        return "–"
+    mean = f"{float(np.mean(values)):{sign}.{digits}f}"
+    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
+
+
+def paper_table(
+    table: PaperTable, benchmark: str, rows: Sequence[Row], notes: Mapping[str, str]
+) -> Table | None:
+    """Set the runs of a benchmark beside the paper's cells; None if there is no run of any."""
+    cells = table.cells.get(benchmark, {})
+    by_preset = {preset: row for row in rows for preset in row.name.presets}
+    if not any(f"{benchmark}/{entry}" in by_preset for entry in cells):
+        return None
+    with_bwt = any(cell.bwt is not None for cell in cells.values())
+    measured = "measured ACC" if table.metric == "acc" else "measured average incremental accuracy"
+    columns = ["method", "paper ACC", measured, "difference"]
+    columns += ["paper BWT"] if with_bwt else []
+    columns += ["BWT", "forgetting", STORED, "seeds", "minutes", "command"]
+    lines, used = [], []
+    for entry, cell in cells.items():
+        preset = f"{benchmark}/{entry}"
+        row = by_preset.get(preset)
+        line = _paper_line(table, entry, preset, cell, row, with_bwt, notes)
+        lines.append(line)
+        used += [row] if row is not None and row.finished else []
+    about = table.about
+    if not all(cell.printed for cell in cells.values()) and any(c.spread for c in cells.values()):
+        about += (" The paper gives no deviations here; differences are judged by that of its "
+                  "own method in the main table.")  # fmt: skip
+    return Table(table.title, tuple(columns), tuple(lines), about.strip(), tuple(used))
+
+
+def _paper_line(
+    table: PaperTable,
+    entry: str,
+    preset: str,
+    cell: Cell,
+    row: Row | None,
+    with_bwt: bool,
+    notes: Mapping[str, str],
+) -> Line:
+    bwt = ["–" if cell.bwt is None else f"{cell.bwt:+.3f}"] if with_bwt else []
+    start = [paper.label(entry).removesuffix(", 3 epochs"), printed(cell)]
+    if row is None:
+        made = f"gradproj run {preset} --seeds 0 1 2" if preset in presets.available() else "–"
+        return Line((*start, "no run", "–", *bwt, "–", "–", "–", "–", "–", made))
+    values = row.values(table.metric)
+    if not values:
+        state = "unfinished" if row.unfinished else "not measured"
+        return Line((*start, state, "–", *bwt, "–", "–", *_tail(row)), row=row)
+    difference = float(np.mean(values)) - cell.acc
+    status = judge(difference, cell.spread)
+    sign = f" {STATUS[status][0]}" if status else ""
+    shown = f"{round(difference, 1) + 0.0:+.1f}{sign}"  # + 0.0: there is no -0.0 here
+    cells = (*start, spread(values), shown, *bwt, *_transfer(row), *_tail(row))
+    return Line(cells, status, _note(row, preset, notes), row)
+
+
+def printed(cell: Cell) -> str:
+    """Write an accuracy as the paper has it, with its deviation where it gives one."""
+    acc = f"{cell.acc:g}" if cell.acc * 10 % 1 > 1e-6 else f"{cell.acc:.1f}"
+    return f"{acc} ± {cell.spread:.1f}" if cell.printed else acc
+
+
+def judge(difference: float, deviation: float | None) -> str:
+    """Name the place of a difference, rounded as it is printed; "" where there is no measure.
+
+    Examples
+    --------
+    >>> judge(0.3, 0.3), judge(-0.6, 0.3), judge(-0.7, 0.3), judge(2.0, None)
+    ('within', 'near', 'below', '')
+    """
+    if deviation is None:
+        return ""
+    size = round(abs(difference), 1)
+    if size <= deviation:
+        return "within"
+    if size <= round(2 * deviation, 1):
+        return "near"
+    return "above" if difference > 0 else "below"
+
+
+def other_table(rows: Sequence[Row], used: Sequence[Row], notes: Mapping[str, str]) -> Table | None:
+    """List the rows that are in no table of the paper."""
+    rest = [row for row in rows if not any(row is other for other in used)]
+    if not rest:
+        return None
+    columns = ("method", "measured ACC", "BWT", "forgetting", STORED, "seeds", "minutes", "command")
+    lines = []
+    for row in rest:
+        acc = spread(row.values("acc")) if row.finished else "unfinished"
+        cells = (row.name.label, acc, *_transfer(row), *_tail(row))
+        lines.append(Line(cells, "", _note(row, str(row.name), notes), row))
+    finished = tuple(row for row in rest if row.finished)
+    return Table("Beside the paper's tables", columns, tuple(lines), rows=finished)
+
+
+def _transfer(row: Row) -> tuple[str, str]:
+    return spread(row.values("bwt"), digits=3, sign="+"), spread(row.values("forgetting"))
+
+
+def _tail(row: Row) -> tuple[str, str, str, str]:
+    minutes = f"{row.minutes:.1f}" if row.finished else "–"
+    seeds = listed(row.seeds)
+    if row.unfinished:
+        seeds = f"{seeds} ({len(row.unfinished)} unfinished)"
+    return row.stored, seeds, minutes, row.command
+
+
+def listed(seeds: Sequence[int]) -> str:
+    """Write the seeds of a row."""
+    return ", ".join(map(str, seeds)) or "–"
+
+
+def _note(row: Row, preset: str, notes: Mapping[str, str]) -> str:
+    names = (preset, str(row.name), *row.name.presets)
+    return next((notes[name] for name in names if name in notes), "")

@@ -1,0 +1,1 @@
+"""From a configuration to a result: presets, training, checkpoints, records, grids."""

@@ -1,0 +1,1 @@
+"""Many runs: in processes of their own, or on Ray."""

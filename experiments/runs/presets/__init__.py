@@ -1,0 +1,111 @@
+"""Named configurations, `benchmark/entry`: one TOML file a benchmark over one of all methods."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from gradproj.experiments.common.schema import ConfigError, nearest
+from gradproj.experiments.runs.resolve import RunConfig, merge, resolve
+
+__all__ = ["available", "compose", "find", "shared"]
+
+# A benchmark's file names the table of methods that it is laid over, "methods" unless it does.
+COMMON = ("methods", "class-methods")
+# The keys of a file that are not values of its presets.
+SPECIAL = ("common", "methods", "variants", "without", "only")
+
+
+@cache
+def available() -> Mapping[str, Mapping[str, Any]]:
+    """Map the name of each preset to its values, not yet checked.
+
+    Examples
+    --------
+    >>> available()["mnist-permutations/single-3ep"]["epochs"]
+    3
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, table in _tables().items():
+        found |= _entries(name, table)
+    return MappingProxyType(found)
+
+
+def shared(benchmark: str) -> dict[str, Any]:
+    """Return what all presets of a benchmark start from; nothing if it has none.
+
+    Examples
+    --------
+    >>> shared("permuted-digits")["memory"]["per_task"]
+    100
+    """
+    table = _tables().get(benchmark, {})
+    return {key: value for key, value in table.items() if key not in SPECIAL}
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    """Read all files, each laid over the table of methods that it names."""
+    files = [f for f in resources.files(__package__).iterdir() if f.name.endswith(".toml")]
+    tables = {
+        file.name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8"))
+        for file in files
+    }
+    common = {name: tables.pop(name) for name in COMMON}
+    return {
+        name: merge({"benchmark": name, **common[own.get("common", "methods")]}, own)
+        for name, own in sorted(tables.items())
+    }
+
+
+def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunConfig:
+    """Resolve the preset `name` with `changes` laid over it.
+
+    Examples
+    --------
+    >>> find("permuted-digits/gem", {"seed": 3}).seed
+    3
+    >>> find("permuted-digits/gemm")
+    Traceback (most recent call last):
+        ...
+    gradproj.experiments.common.schema.ConfigError: preset 'permuted-digits/gemm' is not known; did
+    you mean 'permuted-digits/gem'?
+    """
+    if name not in available():
+        raise ConfigError(nearest(name, available(), "preset"))
+    return resolve(merge(available()[name], {"preset": name, **changes}))
+
+
+def compose(benchmark: str, method: str, changes: Mapping[str, Any]) -> RunConfig:
+    """Resolve the preset of a benchmark and a method, or what its presets share if it has none.
+
+    Examples
+    --------
+    >>> compose("permuted-digits", "gem", {}) == find("permuted-digits/gem")
+    True
+    """
+    name = f"{benchmark}/{method}"
+    if name in available():
+        return find(name, changes)
+    values = merge(shared(benchmark), {"benchmark": benchmark, "method": method})
+    return resolve(merge(values, changes))
+
+
+def _entries(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    start = {key: value for key, value in table.items() if key not in SPECIAL}
+    variants = table.get("variants", {})
+    found = {}
+    for entry, values in table["methods"].items():
+        if entry in table.get("without", ()) or entry not in table.get("only", [entry]):
+            continue
+        preset = merge({**start, "method": entry}, values)
+        found[f"{name}/{entry}"] = preset
+        for variant, changes in variants.items():
+            if entry in changes["of"]:
+                changes_alone = {key: v for key, v in changes.items() if key != "of"}
+                found[f"{name}/{entry}-{variant}"] = merge(preset, changes_alone)
+    return found

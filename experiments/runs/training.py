@@ -1,0 +1,336 @@
+"""`Run`: train a learner on a stream, evaluate after each task, survive being killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import gradproj as gp
+from gradproj.experiments import methods
+from gradproj.experiments.cli.display import Event, ignore
+from gradproj.experiments.common import seeds
+from gradproj.experiments.common.errors import RunError
+from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.methods.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.runs.checkpoint import check_readable
+from gradproj.experiments.runs.environment import describe_environment
+from gradproj.experiments.runs.folder import RunFolder
+from gradproj.experiments.runs.log import StepLog
+from gradproj.experiments.runs.record import Record
+from gradproj.experiments.runs.resolve import RunConfig, differences
+from gradproj.experiments.runs.signals import deferred_signals, never
+from gradproj.experiments.streams import Stream, Task
+
+__all__ = ["Interrupted", "Run"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped; its folder holds a checkpoint from which it can go on."""
+
+
+@dataclass
+class Position:
+    """Where in the stream the run is; `order` is None between epochs."""
+
+    task: int = 0
+    phase: int = 0
+    epoch: int = 0
+    step: int = 0
+    total: int = 0
+    order: Tensor | None = None
+
+
+class Run:
+    """A learner on a stream with its position, its record and its folder."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stream: Stream,
+        store: RunFolder,
+        *,
+        device: str = "cpu",
+        data_dir: Path | None = None,
+        report: Callable[[Event], None] = ignore,
+    ) -> None:
+        kind = methods.find(config.method)
+        if stream.scenario not in kind.scenarios:
+            raise ConfigError(
+                f"method '{config.method}' is for the scenarios {', '.join(kind.scenarios)}; "
+                f"benchmark '{config.benchmark}' is '{stream.scenario}'"
+            )
+        if config.augment != "none" and not kind.augments:
+            raise ConfigError(
+                f"augment='{config.augment}': method '{config.method}' does not augment its "
+                "images; leave it at 'none'"
+            )
+        if config.ema and not kind.averages:
+            raise ConfigError(
+                f"ema={config.ema:g}: method '{config.method}' cannot be evaluated with averaged "
+                "weights; leave it at 0"
+            )
+        self.config, self.stream, self.store = config, stream, store
+        self.device = torch.device(device)
+        self.listeners = [report]
+        self.checkpoint_seconds = 60.0
+        self.should_stop: Callable[[], bool] = never
+        self.learner: Learner = kind(Setup(config, stream, self.device, data_dir))
+        _check_saved(self.learner)
+        self.average = _averaged(self.learner, config.ema)
+        self.order = seeds.generator(config.seed, "order")
+        self.position = Position()
+        self.record = Record()
+        self._loss: Tensor | float | None = None
+        self._stop = False
+        self._readable = False
+
+    def execute(self) -> dict[str, Any]:
+        """Train to the end, from the checkpoint if there is one, and return the result."""
+        self.store.describe(describe_environment(str(self.device)))
+        self.log = StepLog(self.store.steps, self._resume())
+        self._saved_at = time.monotonic()
+        with deferred_signals(self._request_stop):
+            try:
+                self._train()
+                self.log.sync()
+            except gp.NotFiniteError as error:
+                # What it advises is for callers: of all that can be set in a run, the rate helps.
+                raise self._diverged("its gradients hold NaN or infinity") from error
+            finally:
+                self.log.close()
+        result = self._result()
+        self.store.finish(self.config, result)
+        self._tell(Event(kind="finished", message=f"ACC {result['metrics']['acc']:.4f}"))
+        return result
+
+    def _train(self) -> None:
+        if not self.record.baseline:
+            self.record.measure_baseline(self.learner, self.stream, self.device)
+        for task in self.stream.tasks[self.position.task :]:
+            self._train_task(task)
+            # None: the method takes no steps on this task.
+            if self._loss is not None and not math.isfinite(self._loss):
+                raise self._diverged(f"its loss is {float(self._loss)}")
+            self._evaluate(task)
+            total = self.position.total
+            self.position = Position(task=task.index + 1, total=total)
+            self._maybe_checkpoint()
+
+    def _diverged(self, sign: str) -> RunError:
+        at, rate = self.position, self.config.lr
+        return RunError(
+            f"the training diverged in task {at.task + 1}, after step {at.total}: {sign}; "
+            f"lower lr, which is {rate:g}"
+        )
+
+    def _train_task(self, task: Task) -> None:
+        at, learner = self.position, self.learner
+        if at.order is None:
+            learner.current = task.index
+            learner.begin_task(task)
+        phases = learner.phases(task)
+        passes = sum(phase.epochs for phase in phases)
+        for number in range(at.phase, len(phases)):
+            at.phase, phase = number, phases[number]
+            if at.order is None:
+                at.epoch = 0
+                learner.begin_phase(task, phase)
+            tensors = tuple(t.to(self.device) for t in learner.data(task, phase))
+            for epoch in range(at.epoch, phase.epochs):
+                at.epoch = epoch
+                if at.order is None:
+                    at.step = 0
+                    at.order = torch.randperm(len(tensors[0]), generator=self.order)
+                    learner.begin_epoch(task, phase, epoch)
+                before = sum(each.epochs for each in phases[:number]) + epoch
+                self._train_epoch(task, phase, tensors, at.order, (before, passes))
+                at.order = None
+        learner.end_task(task)
+
+    def _train_epoch(
+        self,
+        task: Task,
+        phase: Phase,
+        tensors: tuple[Tensor, ...],
+        order: Tensor,
+        place: tuple[int, int],
+    ) -> None:
+        """Take the steps of one pass; `place`: those of this task before it, and all of them."""
+        at = self.position
+        batches = _batches(order, phase.batch)
+        while at.step < len(batches):
+            start = time.perf_counter()
+            rows = batches[at.step].to(self.device)
+            self.learner.model.train()
+            step = self.learner.observe(task, *(t[rows] for t in tensors))
+            if self.average is not None:
+                self.average.update_parameters(self.learner.model)
+            seconds = time.perf_counter() - start
+            at.step, at.total = at.step + 1, at.total + 1
+            self.record.train_seconds += seconds
+            done = (place[0] + at.step / len(batches)) / place[1]
+            self._log(task, phase, step, seconds, done)
+            self._maybe_checkpoint()
+
+    def _log(self, task: Task, phase: Phase, step: Step, seconds: float, done: float) -> None:
+        at, self._loss = self.position, step.loss
+        row: dict[str, Any] = {"step": at.total, "task": task.index, "phase": phase.name}
+        row |= {"epoch": at.epoch, "loss": step.loss}
+        if step.corrected is not None:
+            row |= {"corrected": round(step.corrected, 4), "ranks": step.ranks}
+        self.log.add(row | {"seconds": round(seconds, 6)})
+        self._tell(
+            Event(
+                kind="step",
+                task=task.index,
+                tasks=len(self.stream.tasks),
+                step=at.total,
+                loss=step.loss,
+                fraction=self._fraction(task, done),
+                message=phase.name,
+            )
+        )
+
+    def _evaluate(self, task: Task) -> None:
+        average = None if self.average is None else self.average.module
+        self.record.measure(self.learner, self.stream, self.device, average)
+        self._tell(
+            Event(
+                kind="task",
+                task=task.index,
+                tasks=len(self.stream.tasks),
+                step=self.position.total,
+                loss=math.nan if self._loss is None else self._loss,
+                fraction=self._fraction(task, 1.0),
+                accuracy=self.record.accuracy(task.index),
+            )
+        )
+
+    def _fraction(self, task: Task, done: float) -> float:
+        """Share of the whole run's work when so much of this task's is done."""
+        efforts = [self.learner.effort(each) for each in self.stream.tasks]
+        return (sum(efforts[: task.index]) + done * efforts[task.index]) / sum(efforts)
+
+    def _result(self) -> dict[str, Any]:
+        return {
+            "benchmark": self.config.benchmark,
+            "method": self.config.method,
+            "preset": self.config.preset,
+            "scenario": self.stream.scenario,
+            "seed": self.config.seed,
+            "steps": self.position.total,
+            "stored_per_task": self._stored_per_task(),
+            **self.record.result(self.stream),
+        }
+
+    def _stored_per_task(self) -> float:
+        """Return the training samples that are kept at the end, as a mean over the tasks."""
+        return self.learner.stored_samples() / len(self.stream.tasks)
+
+    # Stopping and going on ---------------------------------------------------------------------
+
+    def _maybe_checkpoint(self) -> None:
+        due = time.monotonic() - self._saved_at >= self.checkpoint_seconds
+        self._stop = self._stop or self.should_stop()
+        if due or self._stop:
+            self._checkpoint()
+        if self._stop:
+            self._tell(Event(kind="interrupted", message="continue with --resume"))
+            raise Interrupted(f"stopped; {self.store.path} can be continued with --resume")
+
+    def _checkpoint(self) -> None:
+        log, learner = self.log.sync(), self.learner.state_dict()
+        if not self._readable:
+            check_readable(learner, self.config.method)
+            self._readable = True
+        self.store.checkpoints.save(
+            {
+                "config": self.config.to_json(),
+                "learner": learner,
+                "average": None if self.average is None else self.average.state_dict(),
+                "position": dict(vars(self.position)),
+                "record": asdict(self.record),
+                "order": self.order.get_state(),
+                "rng": seeds.global_state(),
+                "loss": None if self._loss is None else float(self._loss),
+                "log": log,
+            }
+        )
+        self._saved_at = time.monotonic()
+
+    def _resume(self) -> int:
+        """Go back to the newest checkpoint that can be used; return the length of its log."""
+        state, problems = self.store.load_checkpoint()
+        offset = 0 if state is None else self._restored(state)
+        if problems:
+            start = "the beginning" if state is None else f"step {self.position.total}"
+            self._tell(Event(kind="notice", message=f"{'; '.join(problems)}; resumes from {start}"))
+        return offset
+
+    def _restored(self, state: dict[str, Any]) -> int:
+        """Go back to a checkpoint; raise if it is not one of this run."""
+        try:
+            if not differences(self.config, json.loads(state["config"])):
+                return self._restore(state)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = f" ({type(error).__name__}: {error})"
+        else:
+            reason = ", but of another configuration"
+        raise RunError(
+            f"{self.store.path} holds a checkpoint that is not of this run{reason}; --force starts "
+            "the run over"
+        )
+
+    def _restore(self, state: dict[str, Any]) -> int:
+        self.learner.load_state_dict(state["learner"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.position = Position(**state["position"])
+        self.record = Record(**state["record"])
+        self.order.set_state(state["order"])
+        seeds.restore_global_state(state["rng"])
+        self._loss = state["loss"]
+        return int(state["log"]["bytes"])
+
+    def _request_stop(self) -> None:
+        self._stop = True
+
+    def _tell(self, event: Event) -> None:
+        for listener in self.listeners:
+            listener(event)
+
+
+def _check_saved(learner: Learner) -> None:
+    for name in learner.saved:
+        if not hasattr(learner, name):
+            raise ConfigError(
+                f"saved: method '{learner.config.method}' lists {name!r} and has no such "
+                "attribute; set it in __init__, or take it off the list"
+            )
+
+
+def _batches(order: Tensor, size: int) -> list[Tensor]:
+    """Cut an order of samples into batches; one sample left over joins the batch before.
+
+    Batch normalisation cannot be trained on a single vector.
+    """
+    batches = list(torch.split(order, size))
+    if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def _averaged(learner: Learner, decay: float) -> AveragedModel | None:
+    if decay == 0.0:
+        return None
+    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(learner.model, multi_avg_fn=average)

@@ -1,0 +1,5 @@
+"""Streams of tasks, and the benchmarks that are made of them."""
+
+from gradproj.experiments.streams.stream import Scenario, Stream, Task, permuted, rotated, split
+
+__all__ = ["Scenario", "Stream", "Task", "permuted", "rotated", "split"]

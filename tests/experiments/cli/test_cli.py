@@ -1,0 +1,232 @@
+"""The command line, as a person meets it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gradproj.experiments import cli
+from gradproj.experiments.cli.run import make_jobs
+from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.runs import presets
+from gradproj.experiments.runs.grid.processes import Outcome
+
+SMALL = ["--set", "stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
+
+
+def test_list_names_everything(capsys):
+    assert cli.main(["list"]) == 0
+    text = capsys.readouterr().out
+    for word in ("permuted-digits", "gem", "ours", "resnet18-small", "list presets"):
+        assert word in text
+    assert cli.main(["list", "presets"]) == 0
+    assert "mnist-permutations/ours-3ep" in capsys.readouterr().out.splitlines()
+
+
+def test_run_writes_a_folder_for_each_run_and_skips_what_is_done(tmp_path, capsys):
+    out = tmp_path / "[bold]"  # no markup
+    command = ["run", "permuted-digits/ours", "--out", str(out), *SMALL]
+    assert cli.main(command) == 0
+    assert f"1 finished; results in {out}" in capsys.readouterr().out
+    (result,) = out.glob("permuted-digits/ours,*/seed-0/result.json")
+    assert json.loads(result.read_text())["preset"] == "permuted-digits/ours"
+    assert cli.main(command) == 0
+    assert "1 skipped" in capsys.readouterr().out
+    assert cli.main([*command, "--force"]) == 0
+    assert "1 finished" in capsys.readouterr().out
+
+
+def test_run_without_a_preset(tmp_path, capsys):
+    command = ["run", "--benchmark", "split-digits", "--method", "ewc", "--out", str(tmp_path)]
+    assert cli.main([*command, "--set", "stream.samples=20", "lr=0.5"]) == 0
+    config = next(tmp_path.glob("split-digits/ewc,*/seed-0/config.json"))
+    assert json.loads(config.read_text())["lr"] == 0.5
+    capsys.readouterr()
+
+
+def test_a_benchmark_brings_what_its_presets_have_in_common(tmp_path):
+    def config(benchmark, method):
+        (job,) = make_jobs([], benchmark=benchmark, method=method, out=tmp_path, arguments={})
+        return job.config
+
+    assert config("split-cifar100", "si").network == "resnet18-small"
+    assert config("permuted-digits", "single").memory.per_task == 100
+    assert config("permuted-digits", "gem") == presets.find("permuted-digits/gem")
+
+
+def test_many_changes_make_a_folder_that_can_be_made(tmp_path):
+    changes = [f"milestones={list(range(100))}", "epochs=200"]
+    names = set()
+    for extra in ("lr=0.1", "lr=0.2"):
+        overrides = [*changes, extra]
+        (job,) = make_jobs(["permuted-digits/gem"], overrides=overrides, out=tmp_path, arguments={})
+        job.folder.mkdir(parents=True)
+        names.add(job.name)
+    assert len(names) == 2
+
+
+def test_a_preset_named_twice_is_run_once(tmp_path):
+    names = ["permuted-digits/gem"] * 2
+    assert len(make_jobs(names, out=tmp_path, arguments={})) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["permuted-digits/our"], "did you mean 'permuted-digits/ours'?"),
+        (["permuted-digits/ours", "--set", "epoch=3"], "did you mean 'epochs'?"),
+        (["permuted-digits/ours", "--set", "epochs"], "write key=value"),
+        (["permuted-digits/ours", "--set", "options.rank=-1"], "options.rank=-1 is below"),
+        (["permuted-digits/ours", "--set", "seed=5"], "use --seeds 5"),
+        (["permuted-digits/ours", "--set", "method=gem"], "use --method with --benchmark, or an"),
+        (["permuted-digits/ours", "--set", "benchmark=split-digits"], "use --benchmark with --m"),
+        (["permuted-digits/ours", "--set", "preset=x/y"], "name the preset before the options"),
+        (["permuted-digits/ours", "--set", "version=1"], "--set version=1 cannot be set"),
+        ([], "name one or more presets, or both --benchmark and --method"),
+        (["--method", "gem"], "name one or more presets, or both --benchmark and --method"),
+        (["permuted-digits/ours", "--method", "gem"], "name one or more presets, or both"),
+        (["permuted-digits/ours", "--address", "x:1"], "--address x:1 is of a Ray cluster; add"),
+    ],
+)
+def test_wrong_input_is_explained(arguments, message, capsys):
+    assert cli.main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_presets_after_the_seeds_are_told_where_to_stand(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--seeds", "0", "1", "permuted-digits/ours"])
+    assert "'permuted-digits/ours' is not a whole number; presets come before" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
+def test_a_time_between_checkpoints_that_is_none_is_refused(seconds, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "permuted-digits/ours", "--checkpoint-seconds", seconds])
+    assert stop.value.code == 2
+    assert f"--checkpoint-seconds: {seconds}" in capsys.readouterr().err.replace("'", "")
+
+
+@pytest.mark.parametrize("command", [["run", "permuted-digits/ours"], ["figure", "time"], ["demo"]])
+@pytest.mark.parametrize("jobs", ["0", "-1"])
+def test_fewer_than_one_run_at_a_time_is_refused(command, jobs, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--jobs", jobs])
+    assert stop.value.code == 2
+    assert f"--jobs: {jobs} is too small; use 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "memory.policy=fifo"], "policy='fifo' is not known; use"),
+        (["--set", "stream.tasks=0"], "tasks=0 must be at least 1"),
+        (["--set", "stream.tasks=7"], "tasks=7 does not divide 10 classes"),
+        (["--set", "stream.samples=999999"], "samples=999999: task 0 has"),
+        (["--set", "options.rank=0.5", "options.relaxation=last"], "rank=0.5 is a share"),
+        (["--set", "stream.scenario=none"], "scenario='none' is not known; use 'task'"),
+        (["--set", "network_options.hidden=abc"], "network_options={'hidden': 'abc'}"),
+        (["--device", "foo"], "device='foo' cannot be used"),
+        (["--device", "cuda:99"], "device='cuda:99' cannot be used"),
+    ],
+)
+def test_a_run_that_cannot_be_built_is_one_line_and_leaves_no_folder(
+    arguments, message, tmp_path, capsys
+):
+    assert cli.main(["run", "split-digits/ours", *arguments, "--out", str(tmp_path / "runs")]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert message in lines[0]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("method", ["ours", "single"])
+def test_a_run_that_diverges_is_one_line_that_says_to_lower_the_rate(method, tmp_path, capsys):
+    changes = ["--set", "stream.tasks=2", "stream.samples=50", "lr=1e9"]
+    assert cli.main(["run", f"permuted-digits/{method}", *changes, "--out", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "diverged in task 1, after step" in lines[0]
+    assert "lower lr, which is 1e+09" in lines[0]
+
+
+def test_several_runs_that_fail_are_listed_at_the_end(tmp_path, capsys):
+    changes = ["--set", "stream.tasks=2", "stream.samples=50", "lr=1e9", "--out", str(tmp_path)]
+    assert cli.main(["run", "permuted-digits/single", "--seeds", "0", "1", *changes]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("2 failed")
+    assert ["seed-0: the training" in lines[3], "seed-1: the training" in lines[4]] == [True] * 2
+
+
+def test_a_folder_that_cannot_be_written_is_a_failed_run(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["run", "permuted-digits/ours", "--out", str(tmp_path / "file")]) == 1
+    assert "cannot be written" in capsys.readouterr().out
+
+
+def test_missing_data_is_a_failed_run_with_a_cure(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    arguments = ["run", "mnist-permutations/single", "--out", str(tmp_path / "runs")]
+    assert cli.main([*arguments, "--data-dir", str(tmp_path / "data")]) == 1
+    text = capsys.readouterr().out
+    assert "mnist" in text
+    assert "Traceback" not in text
+
+
+def test_jobs_of_a_grid_have_their_own_folders(tmp_path):
+    names = ["permuted-digits/gem", "split-digits/gem"]
+    jobs = make_jobs(names, seeds=[0, 1, 1], overrides=["lr=0.2"], out=tmp_path, arguments={})
+    assert [job.name for job in jobs] == [
+        "permuted-digits/gem,lr=0.2/seed-0",
+        "permuted-digits/gem,lr=0.2/seed-1",
+        "split-digits/gem,lr=0.2/seed-0",
+        "split-digits/gem,lr=0.2/seed-1",
+    ]
+    assert {job.config.seed for job in jobs} == {0, 1}
+    assert all(job.config.lr == 0.2 for job in jobs)
+    with pytest.raises(ConfigError):
+        make_jobs([], arguments={})
+
+
+def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
+    from gradproj.experiments.reports.figures.demo import run_demo
+
+    small = ["stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
+    out = tmp_path / "[bold]"  # no markup
+    assert run_demo(out, seeds=[0], overrides=small, workers=2) == 0
+    text = capsys.readouterr().out
+    words = ("ours", "replay", "no stored samples", "fine-tuning", "ACC", "BWT", "±")
+    for word in (*words, "stored samples per task", str(out / "demo.png")):
+        assert word in text
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_demo_that_is_stopped_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
+    def stopped(jobs, *_, **__):
+        return [Outcome(job.name, "interrupted") for job in jobs]
+
+    monkeypatch.setattr("gradproj.experiments.reports.figures.demo.execute_all", stopped)
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 130
+    assert "stopped; the same command goes on from here" in capsys.readouterr().out
+
+
+def test_the_core_alone_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradproj.experiments.cli.list", None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["list"])
+    assert stop.value.code == 2
+    assert "pip install 'gradproj[experiments]' brings it" in capsys.readouterr().err
+
+
+def test_a_terminal_without_unicode_shows_what_it_can():
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    main = "from gradproj.experiments.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", main, "list", "methods"]
+    done = subprocess.run(command, env=os.environ | plain, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"gem" in done.stdout

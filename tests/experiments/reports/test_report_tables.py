@@ -1,0 +1,193 @@
+"""Reports: what the tables say, beside the paper, beside the control, over a swept value."""
+
+import pytest
+from support.reports import MNIST, line, sections, swept_runs, table
+from support.runs import matrix, write_run
+
+from gradproj.experiments.reports.collect import collect
+from gradproj.experiments.reports.content import build
+from gradproj.experiments.reports.notes import read_notes
+from gradproj.experiments.reports.render.markdown import render
+from gradproj.experiments.reports.render.page import render_page
+
+
+def test_a_line_holds_what_a_hand_computes(runs):
+    (section,) = sections(runs)
+    cells, entry = line(table(section, "Main table, 1 epoch"), "Ours")
+    assert cells["paper ACC"] == "82.9 ± 0.3"
+    assert cells["measured ACC"] == "82.8 ± 1.2"
+    assert cells["difference"] == "-0.1 ●"
+    assert entry.status == "within"
+    # Three old tasks of four change from 0.8 to 0.816, 0.828, 0.84.
+    assert cells["BWT"] == "+0.021 ± 0.009"
+    assert cells["seeds"] == "0, 1, 2"
+    assert cells["minutes"] == "2.0"
+    assert cells["command"] == f"gradproj run {MNIST}/ours --seeds 0 1 2"
+
+
+def test_half_finished_sets_say_what_is_missing(runs):
+    (section,) = sections(runs)
+    found = table(section, "Main table, 1 epoch")
+    cells, entry = line(found, "GEM")
+    assert (cells["measured ACC"], cells["seeds"]) == ("80.0", "0 (1 unfinished)")
+    assert entry.status == "below"
+    cells, entry = line(found, "EWC")
+    assert (cells["measured ACC"], entry.row) == ("no run", None)
+    assert section.unfinished == (f"{MNIST}/gem, seed 1: in task 3, step 7",)
+    assert "Main table, 3 epochs: no run of any of its cells" in section.missing
+    assert "Main table, 1 epoch: GEM" in section.unexplained
+    assert section.title == f"{MNIST} (domain-incremental)"
+
+
+def test_only_unfinished_runs_make_a_report_too(tmp_path):
+    write_run(tmp_path, f"{MNIST}/gem", 1)
+    (section,) = sections(tmp_path)
+    assert line(table(section, "Main table, 1 epoch"), "GEM")[0]["measured ACC"] == "unfinished"
+    assert section.unfinished == (f"{MNIST}/gem, seed 1: not begun",)
+    assert "unfinished" in render_page(build(collect([tmp_path]), {}))
+
+
+def test_no_runs_make_a_report_that_says_so(tmp_path):
+    assert "No runs were found" in render_page(build(collect([tmp_path]), {}))
+
+
+def test_rows_outside_the_paper_are_listed_apart(runs):
+    (section,) = sections(runs)
+    found = table(section, "Beside the paper's tables")
+    labels = [entry.cells[0] for entry in found.lines]
+    assert labels == ["Ours, strength=0.125", "Replay alone (control)"]
+
+
+def test_the_control_is_taken_seed_by_seed(runs):
+    (section,) = sections(runs)
+    found = table(section, "What the projection adds")
+    cells, _ = line(found, "Ours")
+    assert cells["seeds"] == "0, 1"
+    # 81.6 − 81 and 82.8 − 83.
+    assert cells["difference"] == "+0.20 ± 0.57"
+    assert [entry.cells[0] for entry in found.lines] == ["GEM", "Ours"]
+
+
+def test_the_control_of_the_equations_as_printed_is_fine_tuning_at_their_rate(tmp_path):
+    for entry, acc in (("ours-printed", 0.8), ("agem-printed", 0.7), ("agem", 0.9)):
+        write_run(tmp_path, f"{MNIST}/{entry}", 0, matrix(acc))
+    write_run(tmp_path, f"{MNIST}/single", 0, matrix(0.5))  # at a rate of its own
+    write_run(tmp_path, f"{MNIST}/single", 0, matrix(0.6), changes={"lr": 0.1})
+    report = build(collect([tmp_path]), {})
+    found = table(report.sections[0], "What the projection adds")
+    assert {entry.cells[0]: entry.cells[1:5] for entry in found.lines} == {
+        "A-GEM, as printed (strength 0)": ("0", "70.0", "60.0", "+10.00"),
+        "Ours, as printed (strength 0)": ("0", "80.0", "60.0", "+20.00"),
+    }
+    assert [entry.cells[1] for entry in report.overview.lines] == ["Ours, as printed (strength 0)"]
+
+
+def test_equal_seeds_that_part_before_there_is_an_old_task_pair_nothing(tmp_path):
+    elsewhere = matrix(0.8)
+    elsewhere[0][0] += 0.01
+    write_run(tmp_path, f"{MNIST}/gem", 0, matrix(0.8))
+    write_run(tmp_path, f"{MNIST}/gem", 1, elsewhere)
+    write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8))
+    for seed in (0, 1):
+        write_run(tmp_path, f"{MNIST}/replay", seed, matrix(0.7))
+    (section,) = sections(tmp_path)
+    found = table(section, "What the projection adds")
+    assert line(found, "Ours")[1].note == ""
+    assert line(found, "GEM")[1].note.startswith("Equal seeds (1) and their control differ")
+
+
+def test_one_table_shows_what_the_presets_add_everywhere(runs):
+    write_run(runs, "permuted-digits/ours-3ep", 0, matrix(0.9))
+    write_run(runs, "permuted-digits/replay-3ep", 0, matrix(0.85))
+    write_run(runs, f"{MNIST}/d", 0, matrix(0.9))
+    overview = build(collect([runs]), {}).overview
+    assert [entry.cells for entry in overview.lines] == [
+        (MNIST, "GEM", "81.9 ± 0.4", "80.0", "81.0", "-1.00", "0"),
+        (MNIST, "Ours", "82.9 ± 0.3", "82.2 ± 0.8", "82.0 ± 1.4", "+0.20 ± 0.57", "0, 1"),
+        ("permuted-digits", "Ours, 3 epochs", "–", "90.0", "85.0", "+5.00", "0"),
+    ]
+    assert [len(seeds) for seeds in overview.differences] == [1, 2, 1]
+
+
+def test_without_a_control_there_is_no_overview(tmp_path):
+    write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8))
+    report = build(collect([tmp_path]), {})
+    assert report.overview is None
+    assert "at a glance" not in render(report, "Report")
+
+
+def test_a_matrix_with_unmeasured_rows_has_acc_alone(tmp_path):
+    R = [[None] * 3, [None] * 3, [0.7, 0.8, 0.6]]
+    write_run(tmp_path, f"{MNIST}/gdumb", 0, R)
+    (section,) = sections(tmp_path)
+    cells, _ = line(table(section, "Main table, 1 epoch"), "GDumb")
+    assert (cells["measured ACC"], cells["BWT"], cells["forgetting"]) == ("70.0", "–", "–")
+    assert "GDumb" in render_page(build(collect([tmp_path]), {}))
+
+
+def test_averaged_weights_are_reported_apart(tmp_path):
+    for entry, acc, averaged in (("gem", 0.8, 0.85), ("replay", 0.82, 0.84)):
+        extra = {"averaged_accuracy_matrix": matrix(averaged)}
+        write_run(tmp_path, f"{MNIST}/{entry}", 0, matrix(acc), changes={"ema": 0.99}, **extra)
+    (section,) = sections(tmp_path)
+    gem, control = table(section, "Exponential average of the weights").lines
+    assert gem.cells == ("GEM, ema=0.99", "0.99", "80.0", "85.0", "+5.00", "+1.00", "0")
+    assert control.cells[-3:] == ("+2.00", "–", "0")
+
+
+def test_class_incremental_runs_are_judged_by_their_own_metric(tmp_path):
+    R = matrix(0.6)
+    write_run(tmp_path, "class-cifar100/gem", 0, R, scenario="class")
+    (section,) = sections(tmp_path)
+    assert section.title == "class-cifar100 (class-incremental)"
+    cells, entry = line(table(section, "Class-incremental CIFAR-100"), "GEM")
+    # 0.8 after each of three steps, 0.6 after the last; the paper gives no spread to judge by.
+    assert cells["measured average incremental accuracy"] == "75.0"
+    assert cells["difference"] == "+13.1"
+    assert entry.status == ""
+
+
+def test_rows_that_differ_in_one_value_are_a_sweep(tmp_path):
+    swept_runs(tmp_path)
+    (section,) = sections(tmp_path)
+    found = table(section, "Ours: rank")
+    assert [entry.cells[:2] for entry in found.lines] == [
+        ("1", "80.0 ± 0.0"),
+        ("5", "81.0 ± 0.0"),
+        ("8", "83.0 ± 0.0"),
+        ("full", "82.0 ± 0.0"),
+    ]
+    cells, _ = line(found, "8")
+    assert (cells["ACC over its control"], cells["seeds"]) == ("+3.00 ± 0.00", "10, 11")
+    assert [t.title for t in section.tables if t.swept] == ["Ours: rank"]
+    assert "ACC and BWT against rank" in render_page(build(collect([tmp_path]), {}))
+
+
+# Notes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_notes_are_shown_and_explain(runs, tmp_path):
+    file = tmp_path / "notes.toml"
+    file.write_text(f'"{MNIST}/gem" = """the margin\n  <b>"""\n')
+    notes = read_notes(file)
+    (section,) = sections(runs, notes)
+    assert "Main table, 1 epoch: GEM" not in section.unexplained
+    report = build(collect([runs]), notes)
+    assert "[1] GEM: the margin &lt;b&gt;" in render(report, "Report")
+    page = render_page(report)
+    assert "the margin &lt;b&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('"mnist-permutations/gemm" = "x"', "did you mean 'mnist-permutations/gem'"),
+        ('"mnist-permutations/gem" = 3', 'write the note as "mnist-permutations/gem" = "text"'),
+        ("= 3", "notes.toml: Invalid"),
+    ],
+)
+def test_wrong_notes_are_refused(tmp_path, text, match):
+    (tmp_path / "notes.toml").write_text(text)
+    with pytest.raises(ValueError, match=match):
+        read_notes(tmp_path / "notes.toml")

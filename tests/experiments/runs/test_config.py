@@ -1,0 +1,268 @@
+"""Configurations: what is refused, with which words, and that every preset holds."""
+
+import dataclasses
+import inspect
+import json
+from typing import Literal
+
+import pytest
+import torch
+
+from gradproj.adapters.torch import Projector
+from gradproj.experiments import methods
+from gradproj.experiments.common.schema import ConfigError, check, nearest, ranged, to_plain
+from gradproj.experiments.data import Dataset
+from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.runs import presets
+from gradproj.experiments.runs.resolve import merge, parse_overrides, resolve
+from gradproj.experiments.streams import benchmarks
+
+BASE = {"benchmark": "permuted-digits", "method": "gem"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    size: int = ranged(1, low=1, high=9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    needed: str
+    rate: float = 0.5
+    on: bool = False
+    either: int | float | Literal["all"] = 1
+    maybe: int | None = None
+    many: tuple[int, ...] = ()
+    pair: tuple[int, float] = (1, 2.0)
+    row: list[int] = dataclasses.field(default_factory=list)
+    table: dict[str, int] = dataclasses.field(default_factory=dict)
+    inner: Inner = dataclasses.field(default_factory=Inner)
+
+
+def test_values_are_converted_and_kept():
+    values = {
+        "needed": "x",
+        "rate": 1,
+        "on": True,
+        "either": 2,
+        "maybe": None,
+        "many": [1, 2],
+        "pair": [3, 4],
+        "row": [5, 6],
+        "table": {"a": 1},
+        "inner": {"size": 3},
+    }
+    out = check(Outer, values)
+    assert out == Outer("x", 1.0, True, 2, None, (1, 2), (3, 4.0), [5, 6], {"a": 1}, Inner(3))
+    assert isinstance(out.rate, float)
+    assert isinstance(out.either, int)
+    assert check(Outer, {"needed": "x", "either": 0.5}).either == 0.5
+    assert check(Outer, {"needed": "x", "either": "all"}).either == "all"
+    assert check(Outer, to_plain(out)) == out
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "key 'needed' is missing"),
+        ({"needed": 3}, "needed=3 has the wrong type; use a string"),
+        ({"needed": "x", "rat": 1}, "key 'rat' is not known; did you mean 'rate'?"),
+        ({"needed": "x", "rate": "fast"}, "rate='fast' has the wrong type; use a number"),
+        ({"needed": "x", "rate": True}, "rate=True has the wrong type"),
+        ({"needed": "x", "on": 1}, "on=1 has the wrong type; use true or false"),
+        ({"needed": "x", "either": "some"}, "use a whole number or a number or 'all'"),
+        ({"needed": "x", "maybe": 1.5}, "maybe=1.5 has the wrong type; use a whole number or"),
+        ({"needed": "x", "many": 1}, "many=1 must be a list"),
+        ({"needed": "x", "many": [1, "a"]}, r"many\[1\]='a' has the wrong type"),
+        ({"needed": "x", "pair": [1, 2, 3]}, r"pair=\[1, 2, 3\] has 3 values; it must have 2"),
+        ({"needed": "x", "pair": ["a", 2]}, r"pair\[0\]='a' has the wrong type"),
+        ({"needed": "x", "row": 1}, "row=1 must be a list"),
+        ({"needed": "x", "row": [1.5]}, r"row\[0\]=1.5 has the wrong type; use a whole number"),
+        ({"needed": "x", "table": 1}, "table=1 must be a table"),
+        ({"needed": "x", "inner": 1}, "inner=1 must be a table"),
+        ({"needed": "x", "inner": {"siz": 1}}, "'inner.siz' is not known; .* 'inner.size'"),
+        ({"needed": "x", "inner": {"size": 0}}, "inner.size=0 is below the least allowed value 1"),
+        ({"needed": "x", "inner": {"size": 10}}, "inner.size=10 is above the greatest"),
+    ],
+)
+def test_wrong_values_are_named(values, message):
+    with pytest.raises(ConfigError, match=message):
+        check(Outer, values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epoch": 2}, "key 'epoch' is not known; did you mean 'epochs'?"),
+        ({"epochs": 0}, "epochs=0 is below the least allowed value 1"),
+        ({"lr": float("nan")}, "lr=nan is not a number"),
+        ({"ema": 1.0}, "ema=1.0 must be below 1.0"),
+        ({"memory": {"batches": 3}}, "did you mean 'memory.batch'?"),
+        ({"method": "gemm"}, "method 'gemm' is not known; did you mean 'gem'?"),
+        ({"options": {"strenght": 1}}, "did you mean 'options.strength'?"),
+        ({"options": {"strength": -1}}, "options.strength=-1.0 is below|options.strength=-1 is"),
+        ({"options": 3}, "options=3 must be a table"),
+        ({"benchmark": "permuted-digit"}, "did you mean 'permuted-digits'?"),
+        ({"stream": {"task": 3}}, "did you mean 'tasks'?"),
+        ({"network": "mlpp"}, "did you mean 'mlp'?"),
+        ({"network_options": {"hiden": [3]}}, "did you mean 'hidden'?"),
+        ({"version": 3}, "version=3 was written by a newer gradproj; .*update gradproj"),
+    ],
+)
+def test_wrong_run_configurations_are_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve({**BASE, **changes})
+
+
+def test_a_configuration_survives_its_file(tmp_path):
+    config = resolve({**BASE, "options": {"strength": 0.5}, "milestones": [1, 2]})
+    (tmp_path / "config.json").write_text(config.to_json())
+    assert resolve(json.loads((tmp_path / "config.json").read_text())) == config
+    assert json.loads(config.to_json())["memory"]["per_task"] == 256
+
+
+def test_overrides():
+    found = parse_overrides(
+        ["lr=0.03", "memory.batch=0", "options.layers=module", "on=true", "a=[1]"]
+    )
+    assert found == {
+        "lr": 0.03,
+        "memory": {"batch": 0},
+        "options": {"layers": "module"},
+        "on": True,
+        "a": [1],
+    }
+    with pytest.raises(ConfigError, match="'lr' is not understood; write key=value"):
+        parse_overrides(["lr"])
+
+
+def test_merging_leaves_the_originals_alone():
+    base = {"a": {"b": 1}}
+    assert merge(base, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
+    assert base == {"a": {"b": 1}}
+
+
+def test_nearest_lists_the_choices_when_nothing_is_near():
+    assert nearest("zzz", ["b", "a"], "key") == "key 'zzz' is not known; use one of a, b"
+
+
+# Presets ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", presets.available())
+def test_every_preset_holds(name):
+    config = presets.find(name)
+    assert config.preset == name
+    # A file may hold a second protocol of a benchmark, whose name it then begins with.
+    assert name.split("/")[0].startswith(config.benchmark)
+
+
+def test_every_cell_of_the_tables_has_its_preset():
+    main = ["single", "independent", "ewc", "gem", "agem", "sgem", "ours"]
+    once = ["tinyer", "gdumb", *"abcdefg", "gem-layerwise", "agem-layerwise"]
+    for benchmark in (
+        "mnist-permutations",
+        "split-cifar10",
+        "split-cifar100",
+        "split-tiny-imagenet",
+    ):
+        extra = ["multimodel"] if benchmark.startswith("mnist") else ["icarl"]
+        for entry in [*main, *extra]:
+            assert presets.find(f"{benchmark}/{entry}").epochs == 1
+            assert presets.find(f"{benchmark}/{entry}-3ep").epochs == 3
+        for entry in once:
+            presets.find(f"{benchmark}/{entry}")
+
+
+def test_variants_of_the_ablation():
+    def options(entry):
+        found = presets.find(f"mnist-permutations/{entry}").options
+        return found.rank, found.layers
+
+    assert options("b") == (0, "all")
+    assert options("c") == (0, "module")
+    assert options("d") == ("full", "all")
+    assert options("e") == (5, "all")
+    assert options("f") == ("full", "module")
+    assert options("g") == options("ours") == (5, "module")
+    assert presets.find("mnist-permutations/a").lr == 0.03
+
+
+def test_table_presets_have_strength_and_printed_ones_have_none():
+    for entry in ("ours", "b", "gem", "agem", "sgem"):
+        assert presets.find(f"mnist-permutations/{entry}").options.strength == 0.5
+        assert presets.find(f"mnist-permutations/{entry}-printed").options.strength == 0.0
+
+
+def test_table_presets_add_up_and_the_defaults_are_those_of_the_adapter():
+    for entry in ("ours", "replay", "b", "c", "d", "e", "f", "g", "first-k", "last-k"):
+        assert presets.find(f"mnist-permutations/{entry}").options.replay == "sum"
+        assert presets.find(f"permuted-fashion-mnist/{entry}").options.replay == "mean"
+    options = resolve({**BASE, "method": "ours"}).options
+    default = inspect.signature(Projector).parameters["method"].default
+    assert (options.rank, options.strength, options.replay) == (
+        default.rank,
+        default.strength,
+        default.replay,
+    )
+    assert resolve({**BASE, "method": "replay"}).options.strength == default.strength
+
+
+def test_an_unknown_preset_suggests_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'mnist-permutations/ours'"):
+        presets.find("mnist-permutation/ours")
+
+
+SHAPES = {"cifar": (3, 32, 32), "tiny": (3, 64, 64), "mnist": (1, 28, 28), "digits": (1, 8, 8)}
+CLASSES = {"cifar100": 100, "tiny-imagenet": 200}
+
+
+@pytest.mark.parametrize("benchmark", sorted({name.split("/")[0] for name in presets.available()}))
+def test_every_entry_builds_its_learner(benchmark, monkeypatch):
+    shape = next(shape for key, shape in SHAPES.items() if key in benchmark)
+    classes = next((n for key, n in CLASSES.items() if key in benchmark), 10)
+    images, labels = torch.zeros(classes, *shape, dtype=torch.uint8), torch.arange(classes)
+    dataset = Dataset("look-alike", images, labels, images, labels, classes)
+    # Outside data would be downloaded.
+    monkeypatch.setattr(
+        "gradproj.experiments.methods.class_incremental.outside.load", lambda *_: dataset
+    )
+    built = set()
+    for name in presets.available():
+        config = presets.find(name)
+        key = (config.method, str(config.options), str(config.network_options))
+        if not name.startswith(benchmark + "/") or key in built:
+            continue
+        # Variants that differ in numbers alone build alike.
+        built.add(key)
+        known = any(method == config.method for method, *_ in built - {key})
+        if known and "resnet" in config.network:
+            continue
+        stream = benchmarks.build(
+            config.benchmark, dataset=dataset, **{**config.stream, "samples": None}
+        )
+        learner = methods.find(config.method)(Setup(config, stream))
+        assert stream.scenario in learner.scenarios
+        assert learner.phases(stream.tasks[0])
+
+
+def test_a_file_may_offer_some_methods_only():
+    names = [name for name in presets.available() if name.startswith("mnist-permutations-gpm/")]
+    entries = sorted(name.partition("/")[2] for name in names)
+    assert entries == ["gpm", "preserve", "sgp", "single"]
+    found = presets.find("mnist-permutations-gpm/gpm")
+    assert (found.benchmark, found.epochs, found.lr) == ("mnist-permutations", 5, 0.01)
+    assert found.options.share == (0.95, 0.99, 0.99)
+
+
+def test_input_space_methods_have_presets_on_all_benchmarks():
+    for benchmark in {name.split("/")[0] for name in presets.available()}:
+        if benchmark.endswith("-gpm"):
+            continue
+        for entry in ("preserve", "preserve-replay", "gpm", "sgp", "owm"):
+            found = presets.find(f"{benchmark}/{entry}")
+            # Both act after a projection and would undo it.
+            assert (found.momentum, found.weight_decay) == (0.0, 0.0)
+            if not benchmark.startswith("class-"):
+                assert found.epochs == 1
+                assert presets.find(f"{benchmark}/{entry}-3ep").epochs == 3

@@ -1,0 +1,247 @@
+"""Many runs at once: all are done, and one that fails or dies leaves the others alone."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+from support.grids import Crash, CrashInAWord
+
+from gradproj.experiments.cli.display import (
+    Event,
+    LiveDisplay,
+    PlainDisplay,
+    make_display,
+    throttled,
+)
+from gradproj.experiments.common.errors import RunError
+from gradproj.experiments.runs.grid.processes import Job, execute_all, run_in_processes
+from gradproj.experiments.runs.resolve import resolve
+
+QUICK = {
+    "benchmark": "permuted-digits",
+    "method": "single",
+    "stream": {"tasks": 2, "samples": 20},
+    "network_options": {"hidden": [4]},
+}
+
+
+def job(name, folder, **changes):
+    return Job(name, resolve({**QUICK, **changes}), folder / name, {})
+
+
+def matrix(folder):
+    return json.loads((folder / "result.json").read_text())["accuracy_matrix"]
+
+
+def test_all_runs_are_done_and_a_failure_is_reported(tmp_path):
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    jobs = [
+        job("good", tmp_path),
+        job("blocked", tmp_path),
+        Job("dead", Crash(), tmp_path / "dead", {}),
+        job("other", tmp_path, seed=1),
+    ]
+    events = []
+    outcomes = run_in_processes(jobs, events.append, workers=2)
+    assert [o.name for o in outcomes] == ["good", "blocked", "dead", "other"]
+    assert [o.kind for o in outcomes] == ["finished", "failed", "failed", "finished"]
+    assert "blocked cannot be written" in outcomes[1].message
+    assert f"exit code {-signal.SIGKILL}" in outcomes[2].message
+    assert matrix(tmp_path / "good") != matrix(tmp_path / "other")
+    ended = {event.run: event.kind for event in events if event.kind not in ("step", "task")}
+    assert ended == {"good": "finished", "blocked": "failed", "dead": "failed", "other": "finished"}
+
+    again = run_in_processes([jobs[0], jobs[3]], events.append, workers=2)
+    assert [o.kind for o in again] == ["skipped", "skipped"]
+
+
+def test_a_run_killed_while_it_writes_leaves_the_others_alone(tmp_path):
+    jobs = [Job("cut", CrashInAWord(), tmp_path / "cut", {}), job("good", tmp_path)]
+    outcomes = run_in_processes(jobs, lambda _: None, workers=2)
+    assert [o.kind for o in outcomes] == ["failed", "finished"]
+    assert f"exit code {-signal.SIGKILL}" in outcomes[0].message
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_parent_alone_stops_every_run_at_a_checkpoint(number, tmp_path):
+    # Long enough never to end by itself, and the only checkpoint is the one of the stop.
+    command = ["run", "permuted-digits/single", "--seeds", "0", "1", "2", "--jobs", "2"]
+    command += ["--set", "epochs=10000", "--checkpoint-seconds", "1e9", "--out", str(tmp_path)]
+    main = "from gradproj.experiments.cli import main; raise SystemExit(main())"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", main, *command], stdout=subprocess.PIPE, text=True
+    )
+    runs = [tmp_path / "permuted-digits" / "single,epochs=10000" / f"seed-{i}" for i in range(3)]
+    try:
+        wait_for(lambda: all((run / "steps.jsonl").exists() for run in runs[:2]))
+        parent.send_signal(number)
+        if number == signal.SIGKILL:
+            wait_for(lambda: all((run / "checkpoint.pt").exists() for run in runs[:2]))
+        # Ends only when no process has its other end any more: none is left behind.
+        out, _ = parent.communicate(timeout=120)
+    finally:
+        parent.kill()
+    assert [(run / "checkpoint.pt").exists() for run in runs] == [True, True, False]
+    if number != signal.SIGKILL:
+        assert parent.returncode == 130
+        assert "3 interrupted" in out
+        assert "continue with the same command and --resume" in out
+
+
+def test_a_single_run_stays_in_this_process_with_the_same_result(tmp_path):
+    events = []
+    (outcome,) = execute_all([job("one", tmp_path)], events.append)
+    assert outcome.kind == "finished"
+    assert [e.task for e in events if e.kind == "task"] == [0, 1]
+    two = [job("two", tmp_path), job("three", tmp_path)]
+    execute_all(two, events.append, workers=2)
+    assert matrix(tmp_path / "one") == matrix(tmp_path / "two") == matrix(tmp_path / "three")
+
+
+def test_an_unforeseen_error_keeps_its_traceback(tmp_path, monkeypatch):
+    from gradproj.experiments.runs import runner
+
+    def broken(*_args, **_options):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(runner, "run", broken)
+    (outcome,) = execute_all([job("one", tmp_path)], lambda _: None)
+    assert outcome.kind == "failed"
+    assert "ZeroDivisionError: oops" in outcome.message
+    assert "Traceback" in outcome.message
+
+
+@pytest.mark.slow
+# Ray's own start leaves sockets and processes to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_same_grid_on_a_local_ray(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+    (tmp_path / "blocked").write_text("")
+    jobs = [
+        job("good", tmp_path),
+        job("blocked", tmp_path),
+        Job("dead", Crash(), tmp_path / "x", {}),
+    ]
+    events = []
+    outcomes = execute_all(jobs, events.append, engine="ray", workers=2)
+    assert [o.kind for o in outcomes] == ["finished", "failed", "failed"]
+    assert "worker was lost" in outcomes[2].message
+    execute_all([job("here", tmp_path)], lambda _: None)
+    assert matrix(tmp_path / "good") == matrix(tmp_path / "here")
+    assert any(event.kind == "task" and event.run == "good" for event in events)
+
+
+def test_ray_missing_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RunError, match=r"pip install 'gradproj\[ray\]'"):
+        execute_all([job("one", tmp_path)], lambda _: None, engine="ray")
+
+
+# Progress ---------------------------------------------------------------------------------------
+
+EVENTS = [
+    Event("step", "run", task=0, tasks=2, step=5, loss=1.5, fraction=0.25),
+    Event("task", "run", task=0, tasks=2, step=10, loss=1.25, accuracy=0.75, fraction=0.5),
+    Event("finished", "run", message="ACC 0.7500"),
+]
+
+
+def test_plain_lines_when_not_a_terminal():
+    console = Console(force_terminal=False, width=200)
+    display = make_display(["run"], console)
+    assert isinstance(display, PlainDisplay)
+    with console.capture() as capture, display:
+        for event in EVENTS:
+            display(event)
+    lines = capture.get().splitlines()
+    assert lines[0].startswith("run: task 1/2, step 10, loss 1.250, accuracy 0.7500, about")
+    assert lines[1:] == ["run: finished ACC 0.7500"]
+
+
+def test_the_time_left_counts_from_where_a_run_went_on(monkeypatch):
+    console = Console(force_terminal=False, width=200)
+    display, now = PlainDisplay(console), iter([100.0, 130.0])
+    monkeypatch.setattr("gradproj.experiments.cli.display.time.monotonic", lambda: next(now))
+    with console.capture() as capture:
+        display(Event("step", "run", fraction=0.5))
+        display(Event("task", "run", fraction=0.8))
+    assert "about 20 s left" in capture.get()
+
+
+def test_a_long_task_is_heard_of_every_minute(monkeypatch):
+    console = Console(force_terminal=False, width=200)
+    display, now = PlainDisplay(console), iter([0.0, 59.0, 61.0, 100.0, 6000.0])
+    monkeypatch.setattr("gradproj.experiments.cli.display.time.monotonic", lambda: next(now))
+    with console.capture() as capture:
+        for step, fraction in enumerate([0.0, 0.01, 0.02, 0.03]):
+            display(Event("step", "run", tasks=2, step=step, loss=1.5, fraction=fraction))
+        display(Event("task", "run", tasks=2, step=9, loss=1.5, accuracy=math.nan, fraction=0.5))
+    assert capture.get().splitlines() == [
+        "run: task 1/2, step 2, loss 1.500, about 50 min left",
+        "run: task 1/2, step 9, loss 1.500, about 100 min left",
+    ]
+
+
+def test_plain_lines_on_a_terminal_that_cannot_move_its_cursor(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_display(["run"], Console(force_terminal=True)), PlainDisplay)
+
+
+def test_live_bars_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(force_terminal=True, width=200)
+    display = make_display(["run"], console)
+    assert isinstance(display, LiveDisplay)
+    with console.capture() as capture, display:
+        for event in EVENTS:
+            display(event)
+            display.refresh()
+    assert "task 1/2 step 5 loss 1.500" in capture.get()
+    assert "run: finished ACC 0.7500" in capture.get()
+
+
+def test_a_notice_is_shown_and_does_not_end_a_run(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for terminal in (True, False):
+        console = Console(force_terminal=terminal, width=200)
+        with console.capture() as capture, make_display(["run"], console) as display:
+            display(Event("notice", "run", message="resumes from step 3"))
+            if isinstance(display, LiveDisplay):
+                assert display._ended == 0
+        assert "run: notice resumes from step 3" in capture.get()
+
+
+def test_a_long_name_leaves_room_for_the_bar_and_keeps_its_seed():
+    run = "split-digits/ours,options.strength=0.25,memory.batch=0/seed-10"
+    console = Console(force_terminal=True, width=80)
+    with console.capture() as capture, LiveDisplay([run], console) as display:
+        display(Event("step", run, task=11, tasks=20, step=2993, loss=1.5, fraction=0.4))
+        display.refresh()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
+    assert re.search(r"ours,op…/seed-10 ━+[╸╺]?━+ +task 12/20 step 2993 loss 1.500", text)
+
+
+def test_steps_are_throttled_and_the_rest_is_not():
+    passed = []
+    report = throttled(passed.append, "name", interval=1000.0)
+    for kind in ("step", "step", "task", "step", "finished"):
+        report(Event(kind))
+    assert [e.kind for e in passed] == ["step", "task", "finished"]
+    assert {e.run for e in passed} == {"name"}

@@ -1,0 +1,139 @@
+"""Processes that are killed, that fail, that nobody listens to, or that are stopped at once."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.grids import Abort, CrashOnce
+
+from gradproj.experiments.cli.display import Event
+from gradproj.experiments.runs.grid.processes import RETRIES, Job, Retries, run_in_processes
+from gradproj.experiments.runs.grid.server import import_environment
+from gradproj.experiments.runs.resolve import resolve
+
+QUICK = {
+    "benchmark": "permuted-digits",
+    "method": "single",
+    "stream": {"tasks": 2, "samples": 20},
+    "network_options": {"hidden": [4]},
+}
+SMALL = ["--set", "stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
+MAIN = """
+import os
+from gradproj.experiments.cli import main
+os.write(1, b"begins\\n")
+raise SystemExit(main())
+"""
+
+
+def start(arguments, folder, **options):
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", MAIN, *arguments],
+        cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, **options,
+    )  # fmt: skip
+
+
+def results(folder):
+    return [json.loads(p.read_text()) for p in sorted(Path(folder).rglob("result.json"))]
+
+
+def test_a_killed_run_is_started_again_and_a_failing_one_shows_its_error(tmp_path):
+    config = resolve(QUICK)
+    jobs = [
+        Job("plain", config, tmp_path / "plain", {}),
+        Job("killed", CrashOnce(config, tmp_path / "mark"), tmp_path / "killed", {}),
+        Job("abort", Abort(), tmp_path / "abort", {}),
+    ]
+    events = []
+    plain, killed, abort = run_in_processes(jobs, events.append, workers=1)
+    assert (plain.kind, killed.kind, abort.kind) == ("finished", "finished", "failed")
+    (notice,) = [event for event in events if event.kind == "notice"]
+    assert notice.run == "killed"
+    assert "killed (exit code -9); it goes on from its last checkpoint (1 of 3)" in notice.message
+    one, two = ([r["accuracy_matrix"] for r in results(tmp_path / n)] for n in ("plain", "killed"))
+    assert one == two
+    assert abort.message.startswith("its process ended with exit code 7; --resume continues it\n")
+    assert abort.message.endswith("the library gave up")
+
+
+def test_a_run_is_retried_a_few_times_and_never_started_over_once_it_has_begun(tmp_path):
+    shown = []
+    retries = Retries(shown.append)
+    job = Job("run", None, tmp_path, {"force": True, "resume": False})
+    assert retries.next(job, "exit code 1", killed=False) is None
+    first = retries.next(job, "exit code -9", killed=True)
+    assert first.arguments == {"force": True, "resume": True}
+    retries.hear(Event("step", "run"))
+    again = first
+    for _ in range(RETRIES - 1):
+        again = retries.next(again, "exit code -9", killed=True)
+        assert again.arguments == {"force": False, "resume": True}
+    assert retries.next(again, "exit code -9", killed=True) is None
+    assert [event.kind for event in shown] == ["notice", "step"] + ["notice"] * (RETRIES - 1)
+
+
+def test_workers_import_what_the_parent_imported(tmp_path):
+    """Started beside a folder `gradproj` that is another one, as in a clone of the repository."""
+    (tmp_path / "gradproj").mkdir()
+    (tmp_path / "gradproj" / "__init__.py").write_text("raise SystemExit('the wrong gradproj')")
+    command = ["run", "permuted-digits/single", "--seeds", "0", "1", "--jobs", "2", *SMALL]
+    process = start(command, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert len(results(tmp_path)) == 2
+
+
+def test_a_new_python_is_told_the_path_of_this_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/somewhere"])
+    environment = import_environment()
+    assert environment["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/somewhere"
+    assert environment["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize("seeds", [["0"], ["0", "1"]])
+def test_a_closed_pipe_does_not_end_the_training(seeds, tmp_path):
+    command = ["run", "permuted-digits/single", "--seeds", *seeds, "--jobs", "2", *SMALL]
+    process = start(command, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == "begins\n"
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert len(results(tmp_path)) == len(seeds)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_to_a_full_disk_does_not_end_the_training(tmp_path):
+    silent = "".join(line for line in MAIN.splitlines(keepends=True) if "begins" not in line)
+    command = [sys.executable, "-c", silent, "run"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command, "permuted-digits/single", *SMALL], cwd=tmp_path, stdout=full, timeout=120
+        )
+    assert done.returncode == 0
+    assert len(results(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("seeds", [["0"], ["0", "1"]])
+@pytest.mark.parametrize("seconds", [0.2, 0.6, 2.0])
+def test_ctrl_c_is_one_line_from_the_first_moment_of_the_command(seconds, seeds, tmp_path):
+    command = ["run", "permuted-digits/single", "--seeds", *seeds, "--set", "epochs=10000"]
+    process = start(
+        command, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    assert process.stdout.readline() == "begins\n"
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
+    assert "Error" not in out
+    assert "stopped" in out or "continue with the same command and --resume" in out
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)
