@@ -6,7 +6,8 @@ from typing import Any
 
 from gradproj.experiments import methods
 from gradproj.experiments.data import DataError
-from gradproj.experiments.methods.learner import Learner, Setup
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.runner import stream_options
 from gradproj.experiments.streams import Stream, benchmarks

@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from gradproj.experiments.data.files import DataError, data_dir
+from gradproj.experiments.common.errors import DataError
+from gradproj.experiments.data.files import data_dir
 from gradproj.experiments.data.registry import SOURCES, find_source, load
 from gradproj.experiments.data.source import Source
 

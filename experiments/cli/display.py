@@ -1,78 +1,19 @@
-"""What a run tells while it goes on, and how it is shown: live bars, or lines if not a terminal."""
+"""How runs are shown while they go on: live bars, or lines if there is no terminal."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
-__all__ = [
-    "Display",
-    "Event",
-    "LiveDisplay",
-    "PlainDisplay",
-    "ignore",
-    "make_display",
-    "throttled",
-]
+from gradproj.experiments.runs.events import Event
 
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened in a run.
-
-    Attributes
-    ----------
-    kind : str
-        "step", "task" (one was finished and evaluated), "notice" (something that the user should
-        know), or how the run ended: "finished", "skipped" (was finished before), "interrupted",
-        "refused" (its configuration cannot be used) or "failed".
-    run : str
-        The name of the run.
-    fraction : float
-        Share of the run's work that is done.
-    """
-
-    kind: str
-    run: str = ""
-    task: int = 0
-    tasks: int = 1
-    step: int = 0
-    loss: Tensor | float = 0.0
-    accuracy: float = 0.0
-    fraction: float = 0.0
-    message: str = ""
-
-
-def throttled(
-    send: Callable[[Event], None], run: str, interval: float = 0.2
-) -> Callable[[Event], None]:
-    """Pass events on under the name `run`, steps no more often than every `interval` seconds.
-
-    Only the steps passed on have their loss read from its device.
-    """
-    last = -interval
-
-    def report(event: Event) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if event.kind == "step" and now - last < interval:
-            return
-        last = now
-        send(replace(event, run=run, loss=float(event.loss)))
-
-    return report
-
-
-def ignore(_: Event) -> None:
-    """Show nothing."""
+__all__ = ["Display", "LiveDisplay", "PlainDisplay", "make_display"]
 
 
 class Display(Protocol):

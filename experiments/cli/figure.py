@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from gradproj.experiments.cli.arguments import add_jobs, print_whole
 from gradproj.experiments.common.files import write_atomically
 from gradproj.experiments.reports.render.markdown import render_table
-from gradproj.experiments.reports.tables.published import Table
+from gradproj.experiments.reports.tables.table import Table
 
 __all__ = ["configure", "execute"]
 
@@ -51,10 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Make the figure and its table."""
-    from gradproj.experiments.reports.figures import (
-        FIGURES,  # loads matplotlib
-        style,
-    )
+    from gradproj.experiments.reports.figures import FIGURES, style
     from gradproj.experiments.reports.figures.request import Request
 
     out = args.out or Path(f"{args.name}-{args.benchmark.replace(':', '-')}.png")

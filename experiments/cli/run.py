@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from gradproj.experiments.cli.arguments import add_jobs
 from gradproj.experiments.cli.display import make_display
-from gradproj.experiments.common.files import component
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.runs import presets
-from gradproj.experiments.runs.grid.processes import Job, Outcome, execute_all
-from gradproj.experiments.runs.resolve import merge, parse_overrides
+from gradproj.experiments.runs.grid import Outcome, execute_all
+from gradproj.experiments.runs.jobs import make_jobs
 
-__all__ = ["configure", "execute", "make_jobs", "parse_changes"]
-
-# A run would be stored and reported under the name of another.
-NAMING = {
-    "seed": "all runs would have one seed: use --seeds {}",
-    "benchmark": "use --benchmark with --method, or another preset",
-    "method": "use --method with --benchmark, or another preset",
-    "preset": "name the preset before the options",
-    "version": "it is that of the layout of config.json",
-}
+__all__ = ["configure", "execute"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -122,49 +111,6 @@ def execute(args: argparse.Namespace) -> int:
             jobs, display, engine=args.engine, workers=args.jobs, address=args.address
         )
     return _summarise(outcomes, args.out, console)
-
-
-def make_jobs(
-    names: Sequence[str],
-    *,
-    benchmark: str | None = None,
-    method: str | None = None,
-    seeds: Sequence[int] = (0,),
-    overrides: Sequence[str] = (),
-    out: Path = Path("runs"),
-    arguments: Mapping[str, Any],
-) -> list[Job]:
-    """List the runs: every preset (or the benchmark with the method) with every seed.
-
-    The folder of a run is `out/benchmark/entry/seed-N`; values changed by hand become part of the
-    entry, so that they never land in the folder of the preset itself.
-    """
-    if bool(names) == bool(benchmark or method) or bool(benchmark) != bool(method):
-        raise ConfigError("name one or more presets, or both --benchmark and --method")
-    changes = parse_changes(overrides)
-    suffix = "".join(f",{pair.replace('/', '_')}" for pair in sorted(overrides))
-    jobs = []
-    for name in dict.fromkeys(names or [f"{benchmark}/{method}"]):
-        for seed in dict.fromkeys(seeds):
-            values = merge(changes, {"seed": seed})
-            if benchmark and method:
-                config = presets.compose(benchmark, method, values)
-            else:
-                config = presets.find(name, values)
-            series, _, entry = name.replace(":", "-").partition("/")
-            run = f"{component(series)}/{component(entry + suffix)}/seed-{seed}"
-            jobs.append(Job(run, config, out / run, dict(arguments)))
-    return jobs
-
-
-def parse_changes(overrides: Sequence[str]) -> dict[str, Any]:
-    """Read what --set changes in all runs; what names a run is not among it."""
-    changes = parse_overrides(overrides)
-    for key, cure in NAMING.items():
-        if key in changes:
-            value = changes[key]
-            raise ConfigError(f"--set {key}={value} cannot be set; {cure.format(value)}")
-    return changes
 
 
 def _summarise(outcomes: Sequence[Outcome], out: Path, console: Console) -> int:

@@ -1,13 +1,15 @@
-"""Objects of a person's own code, named on the command line as `module:object`."""
+"""Names: unknown ones, and those of a person's own objects, `module:object`."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_own", "load_object"]
+__all__ = ["is_own", "load_object", "nearest"]
 
 
 def is_own(name: str) -> bool:
@@ -50,3 +52,19 @@ def load_object(path: str, argument: str) -> Any:
             f"{argument} {path!r} cannot be loaded: {error}; write module:object, with the "
             "module installed or in this folder"
         ) from error
+
+
+def nearest(word: str, known: Iterable[str], what: str) -> str:
+    """Say that `word` is not a known `what`, and which one was probably meant.
+
+    Examples
+    --------
+    >>> nearest("epoch", ["epochs", "lr"], "key")
+    "key 'epoch' is not known; did you mean 'epochs'?"
+    """
+    choices = sorted(known)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    cure = (
+        f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(choices) or '(none)'}"
+    )
+    return f"{what} '{word}' is not known; {cure}"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-__all__ = ["ConfigError", "check", "nearest", "ranged", "to_plain"]
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.common.registry import nearest
+
+__all__ = ["check", "ranged", "to_plain"]
 
 D = TypeVar("D")
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key and the cure."""
 
 
 def ranged(
@@ -26,22 +24,6 @@ def ranged(
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=limits)
     return dataclasses.field(default=default, metadata=limits)
-
-
-def nearest(word: str, known: Iterable[str], what: str) -> str:
-    """Say that `word` is not a known `what`, and which one was probably meant.
-
-    Examples
-    --------
-    >>> nearest("epoch", ["epochs", "lr"], "key")
-    "key 'epoch' is not known; did you mean 'epochs'?"
-    """
-    choices = sorted(known)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    cure = (
-        f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(choices) or '(none)'}"
-    )
-    return f"{what} '{word}' is not known; {cure}"
 
 
 def check(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
@@ -67,7 +49,7 @@ def check(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
     >>> check(Point, {"x": -1})
     Traceback (most recent call last):
         ...
-    gradproj.experiments.common.schema.ConfigError: x=-1.0 is below the least allowed value 0
+    gradproj.experiments.common.errors.ConfigError: x=-1.0 is below the least allowed value 0
     """
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)

@@ -1,7 +1,8 @@
 """Image data sets by name, from the user's data folder or embedded."""
 
+from gradproj.experiments.common.errors import DataError
 from gradproj.experiments.data.dataset import Dataset
-from gradproj.experiments.data.files import DataError, data_dir
+from gradproj.experiments.data.files import data_dir
 from gradproj.experiments.data.from_torchvision import from_pair
 from gradproj.experiments.data.registry import SOURCES, load
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from gradproj.experiments.common.errors import DataError
 from gradproj.experiments.data.checksums import write_sums
-from gradproj.experiments.data.files import DataError, writing
+from gradproj.experiments.data.files import writing
 
 __all__ = ["extract"]
 

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from gradproj.experiments.common.errors import DataError
 from gradproj.experiments.common.files import file_digest
-from gradproj.experiments.data.files import DataError
 
 __all__ = ["SUMS", "damaged_file", "read_sums", "write_sums"]
 

@@ -10,7 +10,11 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from gradproj.experiments.data.files import DataError, file_md5, writing
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gradproj.experiments.common.errors import DataError
+from gradproj.experiments.data.files import file_md5, writing
 
 __all__ = ["Download", "download"]
 
@@ -117,9 +121,6 @@ def _network() -> Iterator[None]:
 @contextmanager
 def _progress(url: str, start: int, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal; elsewhere one line."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     console = Console(stderr=True)
     name, host = url.rpartition("/")[2], urlsplit(url).netloc
     if not console.is_terminal:

@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gradproj.experiments.common.errors import DataError
 from gradproj.experiments.common.files import read_regular
 
-__all__ = ["DataError", "data_dir", "file_md5", "read_checked", "user_cache", "writing"]
+__all__ = ["data_dir", "file_md5", "read_checked", "user_cache", "writing"]
 
 
 # Unpacked, in bytes; the largest packed file that is published has 47 million.
 LARGEST = 1 << 28
-
-
-class DataError(OSError):
-    """A data set is missing, damaged or cannot be stored; the message says what to do."""
 
 
 def data_dir(given: str | Path | None = None) -> Path:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradproj.experiments.common.schema import nearest
+from gradproj.experiments.common.errors import DataError
+from gradproj.experiments.common.registry import nearest
 from gradproj.experiments.common.torchvision import import_torchvision
 from gradproj.experiments.data.dataset import Dataset
-from gradproj.experiments.data.files import DataError
 
 __all__ = ["from_pair", "load_torchvision"]
 

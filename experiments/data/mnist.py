@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gradproj.experiments.common.errors import DataError
 from gradproj.experiments.data.dataset import Dataset
 from gradproj.experiments.data.download import Download
-from gradproj.experiments.data.files import DataError, read_checked
+from gradproj.experiments.data.files import read_checked
 from gradproj.experiments.data.source import Source
 
 __all__ = ["FASHION_MNIST", "MNIST", "parse_idx"]

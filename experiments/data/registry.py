@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gradproj.experiments.common.schema import nearest
+from gradproj.experiments.common.registry import nearest
 from gradproj.experiments.data.cifar import CIFAR10, CIFAR100
 from gradproj.experiments.data.dataset import Dataset
 from gradproj.experiments.data.digits import load_digits

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from gradproj.experiments.common.errors import DataError
 from gradproj.experiments.data.archive import extract
 from gradproj.experiments.data.dataset import Dataset
 from gradproj.experiments.data.download import Download, download
-from gradproj.experiments.data.files import DataError, writing
+from gradproj.experiments.data.files import writing
 
 __all__ = ["Source"]
 

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from filelock import FileLock
 
+from gradproj.experiments.common.errors import DataError
 from gradproj.experiments.common.files import file_digest
 from gradproj.experiments.data.checksums import SUMS, damaged_file, write_sums
 from gradproj.experiments.data.dataset import Dataset
 from gradproj.experiments.data.download import Download
-from gradproj.experiments.data.files import DataError, user_cache, writing
+from gradproj.experiments.data.files import user_cache, writing
 from gradproj.experiments.data.source import Source
 
 __all__ = ["TINY_IMAGENET"]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from gradproj.experiments.common import seeds
 from gradproj.experiments.common.registry import load_object
 from gradproj.experiments.inspection.gradients import Batch, Loss
-from gradproj.experiments.methods.learner import Learner, make_network
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import make_network
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.runner import stream_options
 from gradproj.experiments.streams import Stream, Task, benchmarks

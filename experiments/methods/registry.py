@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from gradproj.experiments.common.registry import is_own, load_object
-from gradproj.experiments.common.schema import ConfigError, nearest
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.common.registry import is_own, load_object, nearest
 from gradproj.experiments.methods.learner import Learner
 
 __all__ = ["available", "find"]

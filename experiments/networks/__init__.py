@@ -8,17 +8,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gradproj.experiments.common.registry import is_own, load_object
-from gradproj.experiments.common.schema import nearest
+from gradproj.experiments.common.registry import is_own, load_object, nearest
+from gradproj.experiments.common.seeds import seeded
 from gradproj.experiments.networks.imagenet import imagenet_resnet18
 from gradproj.experiments.networks.layout import lay_out
 from gradproj.experiments.networks.mlp import mlp
-from gradproj.experiments.networks.network import CosineHead, Network, seeded
+from gradproj.experiments.networks.network import CosineHead, Network
 from gradproj.experiments.networks.normalise import Normalise
 from gradproj.experiments.networks.resnet import resnet
 from gradproj.experiments.networks.wide_resnet import wide_resnet
 
-__all__ = ["NETWORKS", "CosineHead", "Network", "build", "check_options", "find", "seeded"]
+__all__ = ["NETWORKS", "CosineHead", "Network", "build", "check_options", "find"]
 
 NETWORKS: dict[str, Callable[..., Network]] = {
     "mlp": mlp,

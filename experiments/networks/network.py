@@ -1,14 +1,15 @@
 """The shape that all networks share: a trunk that makes features, and a head that scores them."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["CosineHead", "Network", "make_head", "seeded"]
+from gradproj.experiments.common.seeds import seeded
+
+__all__ = ["CosineHead", "Network", "make_head"]
 
 
 class Network(nn.Module):
@@ -121,25 +122,3 @@ def make_head(
     if kind == "cosine":
         return CosineHead(in_features, outputs)
     raise ValueError(f"head={kind!r} is not known; use 'linear' or 'cosine'")
-
-
-@contextmanager
-def seeded(seed: int | torch.Generator) -> Iterator[None]:
-    """Draw from torch's CPU generator as if freshly seeded; outside, nothing is disturbed.
-
-    Examples
-    --------
-    >>> before = torch.get_rng_state()
-    >>> with seeded(3):
-    ...     a = torch.rand(2)
-    >>> with seeded(3):
-    ...     b = torch.rand(2)
-    >>> torch.equal(a, b), torch.equal(before, torch.get_rng_state())
-    (True, True)
-    """
-    if isinstance(seed, torch.Generator):
-        seed = int(torch.randint(2**63 - 1, (), generator=seed))
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would reseed every GPU too.
-        torch.default_generator.manual_seed(seed)
-        yield

@@ -11,8 +11,9 @@ from gradproj.experiments.reports.paper import PaperTable
 from gradproj.experiments.reports.rows import Row, group
 from gradproj.experiments.reports.tables.averages import averaged_table
 from gradproj.experiments.reports.tables.controls import control_table, overview_table
-from gradproj.experiments.reports.tables.published import Line, Table, other_table, paper_table
+from gradproj.experiments.reports.tables.published import other_table, paper_table
 from gradproj.experiments.reports.tables.sweeps import sweep_tables
+from gradproj.experiments.reports.tables.table import Line, Table
 
 __all__ = ["Report", "Section", "build"]
 

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from gradproj.experiments.common.files import read_regular
-from gradproj.experiments.common.schema import nearest
+from gradproj.experiments.common.registry import nearest
 from gradproj.experiments.runs import presets
 
 __all__ = ["FILE", "read_notes"]

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 import torch
 
 from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.learner import BATCH, Learner
 from gradproj.experiments.runs import metrics
 from gradproj.experiments.streams import Stream, Task
 
 __all__ = ["confusion", "evaluate", "seen_accuracy", "summarise", "task_accuracies"]
 
 Counts = list[list[int]]
-# Larger batches of a convolutional network do not fit into a CPU's cache.
-BATCH = 200
 
 
 @torch.no_grad()

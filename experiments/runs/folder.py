@@ -11,7 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gradproj.experiments.common.errors import RunError
+from gradproj.experiments.common.errors import ConfigError, RunError
 from gradproj.experiments.common.files import (
     DamagedError,
     WriteError,
@@ -23,9 +23,9 @@ from gradproj.experiments.common.files import (
     sync_folder,
     write_atomically,
 )
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.methods.config import RunConfig
 from gradproj.experiments.runs.checkpoint import Checkpoints
-from gradproj.experiments.runs.resolve import RunConfig, differences
+from gradproj.experiments.runs.resolve import differences
 
 __all__ = ["RESULT_VERSION", "RunError", "RunFolder"]
 

@@ -1,115 +1,18 @@
-"""The resolved description of one run: what `config.json` in its folder holds."""
+"""From plain values to a checked configuration."""
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from gradproj.experiments import methods, networks
-from gradproj.experiments.common.schema import ConfigError, check, ranged, to_plain
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.common.schema import check, to_plain
+from gradproj.experiments.methods.config import VERSION, RunConfig
 from gradproj.experiments.streams import benchmarks
 
-__all__ = ["VERSION", "MemoryConfig", "RunConfig", "complete", "differences", "merge",
-           "parse_overrides", "resolve"]  # fmt: skip
-
-# 2: `ours` and `replay` have the option `replay`, and another default strength.
-VERSION = 2
-
-
-@dataclass(frozen=True)
-class MemoryConfig:
-    """The episodic memory that every replay method of a run is given.
-
-    Attributes
-    ----------
-    per_task : int
-        Samples kept of each task.
-    policy : str
-        Which samples are kept; see `gradproj.adapters.torch.EpisodicMemory`.
-    batch : int
-        Samples drawn from each old task at each step; 0 takes the whole memory.
-    total : int
-        Samples kept of all tasks together, where a method keeps one buffer; 0: as many as
-        `per_task` of all tasks.
-    per_class : int
-        Samples kept of each class in place of `total`, where the buffer is one of exemplars: of
-        class-incremental systems and projections, not of tinyer, derpp and gdumb. 0: not set.
-    buffers : int
-        Random parts of the buffer that play the old tasks in a class-incremental projection.
-    redraw : str
-        How often these parts are drawn anew.
-    """
-
-    per_task: int = ranged(256, low=1)
-    policy: str = "last"
-    batch: int = ranged(20, low=0)
-    total: int = ranged(0, low=0)
-    per_class: int = ranged(0, low=0)
-    buffers: int = ranged(5, low=1)
-    redraw: Literal["step", "epoch", "task"] = "step"
-
-    def budget(self, tasks: int) -> int:
-        """Return the size of one buffer for so many tasks."""
-        return self.total or self.per_task * tasks
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """All that decides the numbers of one run.
-
-    Attributes
-    ----------
-    benchmark, method : str
-        Names from `gradproj list`, or a person's own as `module:object`.
-    options : dataclass
-        The method's own options (its `Options` class).
-    preset : str
-        The preset that the run was made from, "" if none.
-    seed : int
-        Drives initialisation, data, order, memory and sampling.
-    network, network_options
-        Name and keyword arguments for `gradproj.experiments.networks.build`.
-    stream : mapping
-        Keyword arguments for `gradproj.experiments.streams.benchmarks.build`.
-    epochs, batch, lr, momentum, weight_decay
-        Passes over each task, samples a step, and plain SGD's settings.
-    milestones, lr_factor
-        Multiply the rate by `lr_factor` at the start of each of these epochs of a task.
-    augment : str
-        "crop-flip" shifts by up to four pixels and mirrors the images of each training batch.
-    memory : MemoryConfig
-    ema : float
-        Decay of an exponential average of the weights that is evaluated too; 0: none.
-    version : int
-        Version of this layout.
-    """
-
-    benchmark: str
-    method: str
-    options: Any = field(default_factory=dict)
-    preset: str = ""
-    seed: int = ranged(0, low=0)
-    network: str = "mlp"
-    network_options: dict[str, Any] = field(default_factory=dict)
-    stream: dict[str, Any] = field(default_factory=dict)
-    epochs: int = ranged(1, low=1)
-    batch: int = ranged(10, low=1)
-    lr: float = ranged(0.1, low=0.0)
-    momentum: float = ranged(0.0, low=0.0, high=1.0)
-    weight_decay: float = ranged(0.0, low=0.0)
-    milestones: tuple[int, ...] = ()
-    lr_factor: float = ranged(0.1, low=0.0)
-    augment: Literal["none", "crop-flip"] = "none"
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    ema: float = ranged(0.0, low=0.0, below=1.0)
-    version: int = VERSION
-
-    def to_json(self) -> str:
-        """Write every value, defaults included."""
-        return json.dumps(to_plain(self), indent=2) + "\n"
+__all__ = ["complete", "differences", "merge", "parse_overrides", "resolve"]
 
 
 def resolve(values: Mapping[str, Any]) -> RunConfig:
@@ -123,7 +26,7 @@ def resolve(values: Mapping[str, Any]) -> RunConfig:
     >>> resolve({"benchmark": "permuted-digits", "method": "gem", "epoch": 3})
     Traceback (most recent call last):
         ...
-    gradproj.experiments.common.schema.ConfigError: key 'epoch' is not known; did you mean 'epochs'?
+    gradproj.experiments.common.errors.ConfigError: key 'epoch' is not known; did you mean 'epochs'?
     """
     config = complete(values)
     _check_names(config)

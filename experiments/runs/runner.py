@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from gradproj.experiments.cli.display import Event, ignore
 from gradproj.experiments.common import seeds
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.methods.config import RunConfig
+from gradproj.experiments.runs.events import Event, ignore
 from gradproj.experiments.runs.folder import RunFolder
-from gradproj.experiments.runs.resolve import RunConfig
 from gradproj.experiments.runs.signals import never
+from gradproj.experiments.runs.tensorboard import TensorBoard
 from gradproj.experiments.runs.training import Interrupted, Run
 from gradproj.experiments.streams import benchmarks
 
@@ -83,8 +84,6 @@ def run(
         raise ConfigError(str(error)) from error
     job.checkpoint_seconds, job.should_stop = checkpoint_seconds, should_stop
     if tensorboard:
-        from gradproj.experiments.runs.tensorboard import TensorBoard
-
         job.listeners.append(TensorBoard(folder))
     with store.prepared(config, resume=resume, force=force) as work:
         if work:

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradproj.experiments.cli.display import Event
 from gradproj.experiments.common.errors import RunError
+from gradproj.experiments.runs.events import Event
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

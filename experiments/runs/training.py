@@ -16,17 +16,18 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import gradproj as gp
 from gradproj.experiments import methods
-from gradproj.experiments.cli.display import Event, ignore
 from gradproj.experiments.common import seeds
-from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.common.schema import ConfigError
-from gradproj.experiments.methods.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.common.errors import ConfigError, RunError
+from gradproj.experiments.methods.config import RunConfig
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Phase, Setup, Step
 from gradproj.experiments.runs.checkpoint import check_readable
 from gradproj.experiments.runs.environment import describe_environment
+from gradproj.experiments.runs.events import Event, ignore
 from gradproj.experiments.runs.folder import RunFolder
 from gradproj.experiments.runs.log import StepLog
 from gradproj.experiments.runs.record import Record
-from gradproj.experiments.runs.resolve import RunConfig, differences
+from gradproj.experiments.runs.resolve import differences
 from gradproj.experiments.runs.signals import deferred_signals, never
 from gradproj.experiments.streams import Stream, Task
 

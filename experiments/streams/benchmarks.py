@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gradproj.experiments.common.registry import is_own, load_object
-from gradproj.experiments.common.schema import nearest
+from gradproj.experiments.common.registry import is_own, load_object, nearest
 from gradproj.experiments.data import Dataset, load
-from gradproj.experiments.streams.stream import Stream, permuted, rotated, split
+from gradproj.experiments.streams.builders import permuted, rotated, split
+from gradproj.experiments.streams.stream import Stream
 
 __all__ = ["BENCHMARKS", "Benchmark", "build", "check_options", "is_own_benchmark"]
 

@@ -5,7 +5,7 @@ import torch
 
 from gradproj.experiments import methods
 from gradproj.experiments.data import Dataset
-from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.runs.resolve import resolve
 from gradproj.experiments.streams import permuted, split
 

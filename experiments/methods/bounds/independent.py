@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradproj.experiments.methods.learner import Learner, Step
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Step
 from gradproj.experiments.streams import Task
 
 __all__ = ["Independent"]

@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradproj.experiments.methods.learner import Learner, Phase, Step
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Phase, Step
 from gradproj.experiments.streams import Task
 
 __all__ = ["Joint"]

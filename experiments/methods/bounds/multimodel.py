@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from gradproj.experiments import networks
 from gradproj.experiments.common import seeds
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.learner import Learner, Step
+from gradproj.experiments.common.seeds import seeded
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Step
 from gradproj.experiments.streams import Task
 
 __all__ = ["Multimodel"]
@@ -32,7 +33,7 @@ class Multimodel(Learner):
     def build_model(self) -> nn.Module:
         """Make the layers with torch's own weights and zero biases."""
         hidden, inputs = self.options.hidden, math.prod(self.stream.input_shape)
-        with networks.seeded(seeds.derive(self.config.seed, "weights")):
+        with seeded(seeds.derive(self.config.seed, "weights")):
             model = nn.ModuleDict(
                 {
                     "private": nn.ModuleList(nn.Linear(inputs, hidden) for _ in self.stream.tasks),

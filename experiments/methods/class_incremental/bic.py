@@ -15,7 +15,7 @@ from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.class_incremental.distillation import distil
 from gradproj.experiments.methods.class_incremental.finetuning import FineTuning
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
-from gradproj.experiments.methods.learner import Phase, Setup, Step
+from gradproj.experiments.methods.setup import Phase, Setup, Step
 from gradproj.experiments.streams import Task
 
 __all__ = ["BiC"]

@@ -11,7 +11,7 @@ from torch.nn import functional
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.class_incremental.distillation import distil
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
-from gradproj.experiments.methods.learner import Step
+from gradproj.experiments.methods.setup import Step
 from gradproj.experiments.streams import Task
 
 __all__ = ["BLD"]

@@ -13,7 +13,7 @@ from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.class_incremental.distillation import distil
 from gradproj.experiments.methods.class_incremental.finetuning import FineTuning
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner, frozen
-from gradproj.experiments.methods.learner import Phase, Setup
+from gradproj.experiments.methods.setup import Phase, Setup
 from gradproj.experiments.streams import Task
 
 __all__ = ["EEIL"]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gradproj.experiments.methods.class_incremental.distillation import unsureness
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
-from gradproj.experiments.methods.learner import Phase, Setup, Step
+from gradproj.experiments.methods.setup import Phase, Setup, Step
 from gradproj.experiments.streams import Task
 
 __all__ = ["ExpertLearner"]

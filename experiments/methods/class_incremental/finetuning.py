@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.learner import Phase
+from gradproj.experiments.methods.setup import Phase
 
 __all__ = ["FineTuning", "class_weights"]
 

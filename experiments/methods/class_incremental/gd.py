@@ -19,7 +19,7 @@ from gradproj.experiments.methods.class_incremental.distillation import (
 from gradproj.experiments.methods.class_incremental.expert import ExpertLearner
 from gradproj.experiments.methods.class_incremental.finetuning import FineTuning, class_weights
 from gradproj.experiments.methods.class_incremental.outside import outside_images
-from gradproj.experiments.methods.learner import Phase, Setup
+from gradproj.experiments.methods.setup import Phase, Setup
 from gradproj.experiments.streams import Task
 
 __all__ = ["GD"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
-from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.streams import Task
 
 __all__ = ["ICaRLOriginal"]

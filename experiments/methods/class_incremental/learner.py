@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradproj.experiments.common import seeds
-from gradproj.experiments.methods.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.methods.learner import Learner
 from gradproj.experiments.methods.memory.exemplars import Exemplars
 from gradproj.experiments.methods.memory.features import embed, require_network
+from gradproj.experiments.methods.setup import Phase, Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 

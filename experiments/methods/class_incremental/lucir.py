@@ -17,7 +17,7 @@ from gradproj.experiments.methods.class_incremental.distillation import (
     margin_ranking,
 )
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
-from gradproj.experiments.methods.learner import Setup, Step
+from gradproj.experiments.methods.setup import Setup, Step
 from gradproj.experiments.networks import CosineHead, Network
 from gradproj.experiments.streams import Task
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.class_incremental.distillation import distil_slices
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
-from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.streams import Task
 
 __all__ = ["LwF"]

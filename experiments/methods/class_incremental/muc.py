@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradproj.experiments import networks
 from gradproj.experiments.common import seeds
 from gradproj.experiments.common.schema import ranged
+from gradproj.experiments.common.seeds import seeded
 from gradproj.experiments.methods.class_incremental.distillation import distil
 from gradproj.experiments.methods.class_incremental.finetuning import FineTuning
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner, renew
 from gradproj.experiments.methods.class_incremental.outside import outside_images
-from gradproj.experiments.methods.learner import Phase, Setup, Step
+from gradproj.experiments.methods.setup import Phase, Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 
@@ -80,7 +80,7 @@ class MUC(IncrementalLearner):
         """Make the network with its side heads."""
         network = self.build_network()
         assert isinstance(network, Network)
-        with networks.seeded(seeds.derive(self.config.seed, "sides")):
+        with seeded(seeds.derive(self.config.seed, "sides")):
             return ManyHeads(network, self.options.sides)
 
     @property

@@ -11,7 +11,7 @@ from torch.nn import functional
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.class_incremental.distillation import topology_loss
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner
-from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.streams import Task
 
 __all__ = ["TPL"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gradproj.experiments.methods.learner import BATCH
 from gradproj.experiments.networks import Network
-from gradproj.experiments.runs.evaluation import BATCH
 
 __all__ = ["embed", "require_network"]
 

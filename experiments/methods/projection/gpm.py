@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gradproj.experiments.common.schema import ConfigError, ranged
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.projection.preserving import PreservingLearner
 from gradproj.experiments.streams import Task
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gradproj.adapters.torch import Preserver
-from gradproj.experiments.methods.learner import Learner, Setup
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.streams import Task
 
 __all__ = ["PreservingLearner"]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.learner import Learner, Setup, Step
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Setup, Step
 from gradproj.experiments.methods.vectors import flat_gradient, flat_weights, set_gradient
 from gradproj.experiments.streams import Task
 

@@ -11,7 +11,8 @@ from torch.nn import functional
 from gradproj.adapters.torch import EpisodicMemory
 from gradproj.experiments.common import seeds
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.learner import Learner, Setup, Step
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Setup, Step
 from gradproj.experiments.streams import Task
 
 __all__ = ["DERpp"]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.augmentation import crop_and_flip, cutmix
-from gradproj.experiments.methods.learner import Learner, Phase, Setup, Step
+from gradproj.experiments.methods.learner import Learner
+from gradproj.experiments.methods.setup import Phase, Setup, Step
 from gradproj.experiments.streams import Task
 
 __all__ = ["GDumb"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.rows import Row
-from gradproj.experiments.reports.tables.published import Table
+from gradproj.experiments.reports.tables.table import Table
 
 __all__ = ["FIGURES", "accuracy_curves", "corrected_share", "forgetting_by_task", "gains",
            "heat_maps", "sweep", "trade_off"]  # fmt: skip

@@ -9,15 +9,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
-from gradproj.experiments.cli.display import make_display
-from gradproj.experiments.cli.run import make_jobs
-from gradproj.experiments.runs.grid.processes import Job, execute_all
+from gradproj.experiments.runs.grid import Job
 from gradproj.experiments.runs.metrics import average_accuracy, backward_transfer
 
-__all__ = ["METHODS", "draw", "run_demo", "tabulate"]
+__all__ = ["METHODS", "draw", "tabulate"]
 
 METHODS = {
     "single": "fine-tuning",
@@ -36,40 +33,6 @@ class Result:
 
 
 Results = Mapping[str, Result]
-
-
-def run_demo(
-    out: Path,
-    seeds: Sequence[int] = (0, 1, 2),
-    overrides: Sequence[str] = (),
-    workers: int | None = None,
-    console: Console | None = None,
-) -> int:
-    """Run what is not there yet, print the table, save the figure; return an exit code."""
-    console = console or Console()
-    jobs = make_jobs(
-        [f"permuted-digits/{method}" for method in METHODS],
-        seeds=seeds,
-        overrides=overrides,
-        out=out,
-        arguments={"resume": True},
-    )
-    with make_display([job.name for job in jobs], console) as display:
-        outcomes = execute_all(jobs, display, workers=workers)
-    failed = [outcome for outcome in outcomes if outcome.kind not in ("finished", "skipped")]
-    if any(outcome.kind == "interrupted" for outcome in failed):
-        console.print("stopped; the same command goes on from here", highlight=False)
-        return 130
-    for outcome in failed:
-        console.print(f"{outcome.name}: {outcome.message}", markup=False, highlight=False)
-    if failed:
-        return 1
-    results = collect(jobs)
-    console.print(tabulate(results))
-    figure = draw(results, out / "demo.png")
-    said = f"accuracy of each task over time: {figure}"
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
-    return 0
 
 
 def collect(jobs: Sequence[Job]) -> dict[str, Result]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradproj.experiments.cli.run import parse_changes
 from gradproj.experiments.inspection.gradients import Inspection, short_run
 from gradproj.experiments.inspection.subjects import from_benchmark
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Made, Request
-from gradproj.experiments.reports.tables.published import Line, Table
+from gradproj.experiments.reports.tables.table import Line, Table
+from gradproj.experiments.runs.jobs import parse_changes
 from gradproj.experiments.runs.resolve import merge
 
 __all__ = ["make"]

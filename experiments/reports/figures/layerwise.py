@@ -8,7 +8,7 @@ from gradproj.experiments.reports import paper
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Made, Request, Spec, obtain, title
 from gradproj.experiments.reports.rows import Row
-from gradproj.experiments.reports.tables.published import Line, Table, spread
+from gradproj.experiments.reports.tables.table import Line, Table, spread
 
 __all__ = ["make"]
 

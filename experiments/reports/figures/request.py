@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from gradproj.experiments.cli.display import make_display
-from gradproj.experiments.cli.run import make_jobs, parse_changes
 from gradproj.experiments.common.schema import to_plain
 from gradproj.experiments.reports.collect import collect
 from gradproj.experiments.reports.naming import fingerprint
 from gradproj.experiments.reports.rows import Row, group
-from gradproj.experiments.reports.tables.published import Table
+from gradproj.experiments.reports.tables.table import Table
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.folder import RunError
-from gradproj.experiments.runs.grid.processes import Job, execute_all
+from gradproj.experiments.runs.grid import Job, execute_all
+from gradproj.experiments.runs.jobs import make_jobs, parse_changes
 
 __all__ = ["Made", "Request", "Spec", "obtain", "title"]
 

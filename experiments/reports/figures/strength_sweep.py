@@ -7,7 +7,7 @@ from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Made, Request, Spec, obtain, title
 from gradproj.experiments.reports.figures.series import draw_line
 from gradproj.experiments.reports.rows import Row
-from gradproj.experiments.reports.tables.published import STORED, Line, Table, spread
+from gradproj.experiments.reports.tables.table import STORED, Line, Table, spread
 
 __all__ = ["make"]
 

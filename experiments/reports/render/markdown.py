@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from gradproj.experiments.reports.content import Report, Section
-from gradproj.experiments.reports.tables.published import STATUS, Table
+from gradproj.experiments.reports.tables.table import STATUS, Table
 
 __all__ = ["ABOUT", "render", "render_table"]
 

@@ -12,7 +12,7 @@ from gradproj.experiments.reports.content import Report
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.curves import FIGURES, gains, sweep
 from gradproj.experiments.reports.render.markdown import ABOUT, render
-from gradproj.experiments.reports.tables.published import STATUS, Table
+from gradproj.experiments.reports.tables.table import STATUS, Table
 
 __all__ = ["render_page", "write_report"]
 

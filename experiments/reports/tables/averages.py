@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.controls import difference_to_control
-from gradproj.experiments.reports.tables.published import Line, Table, listed, spread
+from gradproj.experiments.reports.tables.table import Line, Table, listed, spread
 
 __all__ = ["averaged_table"]
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from gradproj.experiments.reports import paper
 from gradproj.experiments.reports.rows import INPUT_SPACE, Row, control_of, replay_weight
-from gradproj.experiments.reports.tables.published import Line, Table, listed, printed, spread
+from gradproj.experiments.reports.tables.published import printed
+from gradproj.experiments.reports.tables.table import Line, Table, listed, spread
 
 __all__ = ["control_table", "difference_to_control", "overview_table"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from gradproj.experiments.reports.naming import completed, flatten, label_without
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.controls import difference_to_control
-from gradproj.experiments.reports.tables.published import Line, Table, listed, spread
+from gradproj.experiments.reports.tables.table import Line, Table, listed, spread
 
 __all__ = ["sweep_tables"]
 

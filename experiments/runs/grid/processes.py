@@ -1,4 +1,4 @@
-"""Many runs: one process a run with one thread, as many at a time as there are cores; or Ray."""
+"""Many runs: one process per run, as many at a time as there are cores."""
 
 from __future__ import annotations
 
@@ -7,77 +7,24 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
-from gradproj.experiments.cli.display import Event, throttled
-from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.runs.events import Event
 from gradproj.experiments.runs.grid.server import WorkerErrors, start_server
-from gradproj.experiments.runs.resolve import RunConfig
-from gradproj.experiments.runs.signals import deferred_signals, never
+from gradproj.experiments.runs.grid.worker import Job, Outcome, execute
+from gradproj.experiments.runs.signals import deferred_signals
 
-__all__ = ["Job", "Outcome", "Retries", "execute", "execute_all", "run_in_processes"]
+__all__ = ["Retries", "run_in_processes"]
 
 # How often a run is started again whose process was killed from outside, as for want of memory.
 RETRIES = 3
 KILLED = (-signal.SIGTERM, -signal.SIGKILL) if os.name != "nt" else ()
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to be done, with its name for messages and the arguments of `runner.run`."""
-
-    name: str
-    config: RunConfig
-    folder: Path
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended, by the `kind` of its last `Event`, and why."""
-
-    name: str
-    kind: str
-    message: str = ""
-
-
-def execute(
-    job: Job, send: Callable[[Event], None], should_stop: Callable[[], bool] = never
-) -> Outcome:
-    """Do one job in this process with one thread; an error is an outcome, not an exception."""
-    import torch
-
-    from gradproj.experiments.runs.runner import run
-
-    torch.set_num_threads(1)
-    report = throttled(send, job.name)
-    try:
-        ran = run(job.config, job.folder, report=report, should_stop=should_stop, **job.arguments)
-    except KeyboardInterrupt as stop:
-        return Outcome(job.name, "interrupted", str(stop))
-    except ConfigError as error:
-        outcome = Outcome(job.name, "refused", str(error))
-    except (RunError, OSError) as error:
-        outcome = Outcome(job.name, "failed", str(error))
-    except Exception as error:
-        # Anything else is a defect: keep where it came from, and let the other runs go on.
-        where = traceback.format_exc()
-        outcome = Outcome(job.name, "failed", f"{type(error).__name__}: {error}\n{where}")
-    else:
-        if ran:
-            return Outcome(job.name, "finished")
-        outcome = Outcome(job.name, "skipped", "finished before")
-    report(Event(kind=outcome.kind, message=outcome.message))
-    return outcome
 
 
 def run_in_processes(
@@ -220,21 +167,3 @@ def process_context() -> tuple[Any, WorkerErrors]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gradproj.experiments.runs.runner"])
     return context, start_server()
-
-
-def execute_all(
-    jobs: Sequence[Job],
-    show: Callable[[Event], None],
-    *,
-    engine: str = "processes",
-    workers: int | None = None,
-    address: str | None = None,
-) -> list[Outcome]:
-    """Do all jobs on the chosen engine; a single one stays in this process."""
-    if engine == "ray":
-        from gradproj.experiments.runs.grid.ray import run_on_ray
-
-        return run_on_ray(jobs, show, address, workers)
-    if len(jobs) == 1:
-        return [execute(jobs[0], show)]
-    return run_in_processes(jobs, show, workers)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gradproj.experiments.cli.display import Event
 from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.runs.grid.processes import Job, Outcome, Retries, execute
+from gradproj.experiments.runs.events import Event
+from gradproj.experiments.runs.grid.processes import Retries
 from gradproj.experiments.runs.grid.server import import_environment
+from gradproj.experiments.runs.grid.worker import Job, Outcome, execute
 from gradproj.experiments.runs.signals import deferred_signals
 
 __all__ = ["run_on_ray"]

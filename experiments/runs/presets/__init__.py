@@ -9,8 +9,10 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from gradproj.experiments.common.schema import ConfigError, nearest
-from gradproj.experiments.runs.resolve import RunConfig, merge, resolve
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.common.registry import nearest
+from gradproj.experiments.methods.config import RunConfig
+from gradproj.experiments.runs.resolve import merge, resolve
 
 __all__ = ["available", "compose", "find", "shared"]
 
@@ -72,7 +74,7 @@ def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunCon
     >>> find("permuted-digits/gemm")
     Traceback (most recent call last):
         ...
-    gradproj.experiments.common.schema.ConfigError: preset 'permuted-digits/gemm' is not known; did
+    gradproj.experiments.common.errors.ConfigError: preset 'permuted-digits/gemm' is not known; did
     you mean 'permuted-digits/gem'?
     """
     if name not in available():

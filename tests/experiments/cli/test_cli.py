@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from gradproj.experiments import cli
-from gradproj.experiments.cli.run import make_jobs
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.runs import presets
-from gradproj.experiments.runs.grid.processes import Outcome
+from gradproj.experiments.runs.grid import Outcome
+from gradproj.experiments.runs.jobs import make_jobs
 
 SMALL = ["--set", "stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
 
@@ -194,7 +194,7 @@ def test_jobs_of_a_grid_have_their_own_folders(tmp_path):
 
 
 def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
-    from gradproj.experiments.reports.figures.demo import run_demo
+    from gradproj.experiments.cli.demo import run_demo
 
     small = ["stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
     out = tmp_path / "[bold]"  # no markup
@@ -210,7 +210,7 @@ def test_a_demo_that_is_stopped_says_how_it_goes_on(tmp_path, capsys, monkeypatc
     def stopped(jobs, *_, **__):
         return [Outcome(job.name, "interrupted") for job in jobs]
 
-    monkeypatch.setattr("gradproj.experiments.reports.figures.demo.execute_all", stopped)
+    monkeypatch.setattr("gradproj.experiments.cli.demo.execute_all", stopped)
     assert cli.main(["demo", "--out", str(tmp_path)]) == 130
     assert "stopped; the same command goes on from here" in capsys.readouterr().out
 

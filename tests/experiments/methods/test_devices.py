@@ -6,7 +6,7 @@ from support.toy import toy_learner, train
 
 from gradproj.adapters.torch import EpisodicMemory
 from gradproj.experiments import methods
-from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.runs.resolve import resolve
 from gradproj.experiments.runs.runner import Interrupted, run
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradproj.experiments import networks
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.methods.class_incremental.outside import outside_images
 from gradproj.experiments.networks.normalise import CONSTANTS
 from gradproj.experiments.runs import presets

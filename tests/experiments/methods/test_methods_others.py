@@ -7,8 +7,8 @@ import torch
 from support.toy import begin, gradient, toy_learner, train, weights
 from torch.nn import functional
 
-from gradproj.experiments.common.schema import ConfigError
-from gradproj.experiments.methods.learner import Phase
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.methods.setup import Phase
 from gradproj.experiments.runs.resolve import resolve
 from gradproj.experiments.runs.runner import run
 

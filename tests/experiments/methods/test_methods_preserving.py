@@ -5,7 +5,7 @@ import torch
 from support.running import QUICK, SPLIT, finish
 from support.toy import begin, gradient, toy_learner, train, weights
 
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.runs.resolve import resolve
 
 LR = 0.1

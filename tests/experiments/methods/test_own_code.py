@@ -12,7 +12,7 @@ import torch
 import gradproj as gp
 from gradproj.experiments import cli, methods, networks
 from gradproj.experiments.common import registry
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.networks.normalise import Normalise
 from gradproj.experiments.reports.collect import collect
 from gradproj.experiments.reports.content import build

@@ -5,12 +5,11 @@ import torch
 from support.runs import matrix, write_run
 
 from gradproj.experiments import cli
-from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError, RunError
 from gradproj.experiments.reports.figures import FIGURES, request, style
 from gradproj.experiments.reports.figures.request import Request, Spec, obtain
 from gradproj.experiments.runs import presets
-from gradproj.experiments.runs.grid import processes
+from gradproj.experiments.runs.grid.worker import execute
 
 TINY = ("stream.tasks=3", "stream.samples=20", "network_options.hidden=[6]", "memory.batch=4")
 
@@ -23,7 +22,7 @@ def ran(monkeypatch):
     def execute_all(jobs, show, workers):
         assert workers in (None, 1)
         names.extend(job.name for job in jobs)
-        return [processes.execute(job, show) for job in jobs]
+        return [execute(job, show) for job in jobs]
 
     monkeypatch.setattr(request, "execute_all", execute_all)
     threads = torch.get_num_threads()

@@ -6,7 +6,6 @@ import pytest
 from support.reports import MNIST
 from support.runs import matrix, write_run
 
-from gradproj.experiments.cli.run import make_jobs
 from gradproj.experiments.common.schema import to_plain
 from gradproj.experiments.reports import paper
 from gradproj.experiments.reports.collect import collect
@@ -15,6 +14,7 @@ from gradproj.experiments.reports.naming import name_of
 from gradproj.experiments.reports.render.markdown import render
 from gradproj.experiments.reports.rows import group
 from gradproj.experiments.runs import presets
+from gradproj.experiments.runs.jobs import make_jobs
 
 # The paper's numbers ----------------------------------------------------------------------------
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from gradproj.experiments import methods
-from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError, RunError
 from gradproj.experiments.methods.learner import Learner
 from gradproj.experiments.runs.checkpoint import Checkpoints
 from gradproj.experiments.runs.resolve import resolve

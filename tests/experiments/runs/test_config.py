@@ -10,9 +10,11 @@ import torch
 
 from gradproj.adapters.torch import Projector
 from gradproj.experiments import methods
-from gradproj.experiments.common.schema import ConfigError, check, nearest, ranged, to_plain
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.common.registry import nearest
+from gradproj.experiments.common.schema import check, ranged, to_plain
 from gradproj.experiments.data import Dataset
-from gradproj.experiments.methods.learner import Setup
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.resolve import merge, parse_overrides, resolve
 from gradproj.experiments.streams import benchmarks

@@ -9,8 +9,8 @@ import pytest
 from support.running import QUICK, finish, result_of, steps_of, stop_at
 
 from gradproj.experiments.common import files
-from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.data.files import LARGEST, DataError, read_checked
+from gradproj.experiments.common.errors import DataError, RunError
+from gradproj.experiments.data.files import LARGEST, read_checked
 from gradproj.experiments.reports.collect import collect
 from gradproj.experiments.runs.log import StepLog
 from gradproj.experiments.runs.resolve import resolve

@@ -13,15 +13,11 @@ import pytest
 from rich.console import Console
 from support.grids import Crash, CrashInAWord
 
-from gradproj.experiments.cli.display import (
-    Event,
-    LiveDisplay,
-    PlainDisplay,
-    make_display,
-    throttled,
-)
+from gradproj.experiments.cli.display import LiveDisplay, PlainDisplay, make_display
 from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.runs.grid.processes import Job, execute_all, run_in_processes
+from gradproj.experiments.runs.events import Event, throttled
+from gradproj.experiments.runs.grid import Job, execute_all
+from gradproj.experiments.runs.grid.processes import run_in_processes
 from gradproj.experiments.runs.resolve import resolve
 
 QUICK = {
@@ -113,12 +109,12 @@ def test_a_single_run_stays_in_this_process_with_the_same_result(tmp_path):
 
 
 def test_an_unforeseen_error_keeps_its_traceback(tmp_path, monkeypatch):
-    from gradproj.experiments.runs import runner
+    from gradproj.experiments.runs.grid import worker
 
     def broken(*_args, **_options):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(runner, "run", broken)
+    monkeypatch.setattr(worker, "run", broken)
     (outcome,) = execute_all([job("one", tmp_path)], lambda _: None)
     assert outcome.kind == "failed"
     assert "ZeroDivisionError: oops" in outcome.message

@@ -8,8 +8,7 @@ from support.running import QUICK, SPLIT, finish, result_of, steps_of, stop_at
 
 from gradproj.experiments import methods
 from gradproj.experiments.common import files
-from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.common.schema import ConfigError
+from gradproj.experiments.common.errors import ConfigError, RunError
 from gradproj.experiments.runs import runner
 from gradproj.experiments.runs.checkpoint import Checkpoints
 from gradproj.experiments.runs.folder import RunFolder

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from support.grids import Abort, CrashOnce
 
-from gradproj.experiments.cli.display import Event
-from gradproj.experiments.runs.grid.processes import RETRIES, Job, Retries, run_in_processes
+from gradproj.experiments.runs.events import Event
+from gradproj.experiments.runs.grid import Job
+from gradproj.experiments.runs.grid.processes import RETRIES, Retries, run_in_processes
 from gradproj.experiments.runs.grid.server import import_environment
 from gradproj.experiments.runs.resolve import resolve
 

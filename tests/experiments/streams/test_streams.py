@@ -88,7 +88,7 @@ def test_rotation_is_pillows(angle, shape):
 def test_angles_lie_in_their_tasks_sector(monkeypatch):
     angles = []
     monkeypatch.setattr(
-        "gradproj.experiments.streams.stream.rotation_map",
+        "gradproj.experiments.streams.builders.rotation_map",
         lambda h, w, angle: angles.append(angle) or rotation_map(h, w, angle),
     )
     rotated(synthetic(), tasks=20, samples=10, seed=0)

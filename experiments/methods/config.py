@@ -1,0 +1,108 @@
+"""The configuration of a run: what `config.json` in its folder holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gradproj.experiments.common.schema import ranged, to_plain
+
+__all__ = ["VERSION", "MemoryConfig", "RunConfig"]
+
+
+# 2: `ours` and `replay` have the option `replay`, and another default strength.
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """The episodic memory that every replay method of a run is given.
+
+    Attributes
+    ----------
+    per_task : int
+        Samples kept of each task.
+    policy : str
+        Which samples are kept; see `gradproj.adapters.torch.EpisodicMemory`.
+    batch : int
+        Samples drawn from each old task at each step; 0 takes the whole memory.
+    total : int
+        Samples kept of all tasks together, where a method keeps one buffer; 0: as many as
+        `per_task` of all tasks.
+    per_class : int
+        Samples kept of each class in place of `total`, where the buffer is one of exemplars: of
+        class-incremental systems and projections, not of tinyer, derpp and gdumb. 0: not set.
+    buffers : int
+        Random parts of the buffer that play the old tasks in a class-incremental projection.
+    redraw : str
+        How often these parts are drawn anew.
+    """
+
+    per_task: int = ranged(256, low=1)
+    policy: str = "last"
+    batch: int = ranged(20, low=0)
+    total: int = ranged(0, low=0)
+    per_class: int = ranged(0, low=0)
+    buffers: int = ranged(5, low=1)
+    redraw: Literal["step", "epoch", "task"] = "step"
+
+    def budget(self, tasks: int) -> int:
+        """Return the size of one buffer for so many tasks."""
+        return self.total or self.per_task * tasks
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that decides the numbers of one run.
+
+    Attributes
+    ----------
+    benchmark, method : str
+        Names from `gradproj list`, or a person's own as `module:object`.
+    options : dataclass
+        The method's own options (its `Options` class).
+    preset : str
+        The preset that the run was made from, "" if none.
+    seed : int
+        Drives initialisation, data, order, memory and sampling.
+    network, network_options
+        Name and keyword arguments for `gradproj.experiments.networks.build`.
+    stream : mapping
+        Keyword arguments for `gradproj.experiments.streams.benchmarks.build`.
+    epochs, batch, lr, momentum, weight_decay
+        Passes over each task, samples a step, and plain SGD's settings.
+    milestones, lr_factor
+        Multiply the rate by `lr_factor` at the start of each of these epochs of a task.
+    augment : str
+        "crop-flip" shifts by up to four pixels and mirrors the images of each training batch.
+    memory : MemoryConfig
+    ema : float
+        Decay of an exponential average of the weights that is evaluated too; 0: none.
+    version : int
+        Version of this layout.
+    """
+
+    benchmark: str
+    method: str
+    options: Any = field(default_factory=dict)
+    preset: str = ""
+    seed: int = ranged(0, low=0)
+    network: str = "mlp"
+    network_options: dict[str, Any] = field(default_factory=dict)
+    stream: dict[str, Any] = field(default_factory=dict)
+    epochs: int = ranged(1, low=1)
+    batch: int = ranged(10, low=1)
+    lr: float = ranged(0.1, low=0.0)
+    momentum: float = ranged(0.0, low=0.0, high=1.0)
+    weight_decay: float = ranged(0.0, low=0.0)
+    milestones: tuple[int, ...] = ()
+    lr_factor: float = ranged(0.1, low=0.0)
+    augment: Literal["none", "crop-flip"] = "none"
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    ema: float = ranged(0.0, low=0.0, below=1.0)
+    version: int = VERSION
+
+    def to_json(self) -> str:
+        """Write every value, defaults included."""
+        return json.dumps(to_plain(self), indent=2) + "\n"

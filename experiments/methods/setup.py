@@ -1,0 +1,80 @@
+"""What a learner is made from, and what its steps report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradproj.experiments import networks
+from gradproj.experiments.common import seeds
+from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.methods.config import RunConfig
+from gradproj.experiments.streams import Stream
+
+__all__ = ["NoOptions", "Phase", "Setup", "Step", "make_network"]
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a method that has none."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a learner is built from."""
+
+    config: RunConfig
+    stream: Stream
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of training inside a task: so many passes over `Learner.data` of that phase.
+
+    `lr` and `milestones` stand in for the configuration's where they are given.
+    """
+
+    name: str
+    epochs: int
+    batch: int
+    lr: float | None = None
+    milestones: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step reports to the log: its loss, and where a projection corrected."""
+
+    loss: Tensor
+    corrected: float | None = None
+    ranks: list[int] | None = None
+
+
+def make_network(
+    config: RunConfig,
+    stream: Stream,
+    outputs: int | None = None,
+    purpose: str = "weights",
+    **options: Any,
+) -> nn.Module:
+    """Make the network of `config` for `stream`, with weights seeded for one `purpose`."""
+    options = {**config.network_options, **options}
+    try:
+        return networks.build(
+            config.network,
+            outputs=stream.outputs if outputs is None else outputs,
+            input_shape=stream.input_shape,
+            seed=seeds.derive(config.seed, purpose),
+            **options,
+        )
+    except (TypeError, ValueError) as error:
+        # torch does not say whose number or list is wrong.
+        raise ConfigError(
+            f"network '{config.network}' cannot be built with network_options={options}: {error}"
+        ) from error
