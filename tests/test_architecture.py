@@ -48,20 +48,9 @@ EXPENSIVE = (
 REGISTRY = "gradproj.experiments.methods.registry"
 
 EXCEPTIONS: dict[str, set[str]] = {
-    "order": {
-        "experiments.reports.figures.request → experiments.cli.display",
-    },
     "cycles": {
         "_method",
         "_reduction",
-    },
-    "functions": {
-        "experiments.cli.figure → experiments.reports.figures in execute",
-        "experiments.cli.figure → experiments.reports.figures.request in execute",
-        "experiments.cli.figure → experiments.reports.figures.style in execute",
-        "experiments.cli.inspect → experiments.reports.figures.inspection in execute",
-        "experiments.cli.inspect → experiments.reports.figures.style in execute",
-        "experiments.cli.report → experiments.reports.render.page in execute",
     },
 }
 

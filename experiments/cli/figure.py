@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from gradproj.experiments.cli.arguments import add_jobs, print_whole
+from gradproj.experiments.cli.display import make_display
 from gradproj.experiments.common.files import write_atomically
+from gradproj.experiments.reports import figures
+from gradproj.experiments.reports.figures import style
+from gradproj.experiments.reports.figures.request import Request
 from gradproj.experiments.reports.render.markdown import render_table
 from gradproj.experiments.reports.tables.table import Table
+from gradproj.experiments.runs.grid import Job, Outcome, execute_all
 
 __all__ = ["configure", "execute"]
-
-# What each shows; not taken from the modules that draw them, which load matplotlib.
-NAMES = {
-    "gradient-magnitudes": "norms of the gradients over the layers",
-    "k-sweep": "ACC and BWT against K for PCA, FirstK and LastK",
-    "layerwise": "GEM, A-GEM and (d) with and without the layerwise update",
-    "memory-sweep": "ACC against stored samples per task, with methods that need none",
-    "strength-sweep": "ACC and BWT against the strength λ of the input-space projection",
-    "time": "training time of (d), on the whole network, against (f), layer by layer",
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    shown = "; ".join(f"{name}: {shows}" for name, shows in NAMES.items())
-    parser.add_argument("name", choices=NAMES, metavar="NAME", help=shown)
+    shown = "; ".join(f"{name}: {figures.summary(make)}" for name, make in figures.FIGURES.items())
+    parser.add_argument(
+        "name", metavar="NAME", help=f"{shown.replace('%', '%%')}; your own as module:function"
+    )
     parser.add_argument("--benchmark", default="permuted-digits", help="needs no data by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 5, 8], metavar="K",
@@ -51,10 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Make the figure and its table."""
-    from gradproj.experiments.reports.figures import FIGURES, style
-    from gradproj.experiments.reports.figures.request import Request
-
-    out = args.out or Path(f"{args.name}-{args.benchmark.replace(':', '-')}.png")
+    make = figures.find(args.name)
+    out = args.out or Path(f"{args.name}-{args.benchmark}.png".replace(":", "-"))
     style.check_kind(out)
     request = Request(
         benchmark=args.benchmark,
@@ -67,8 +63,9 @@ def execute(args: argparse.Namespace) -> int:
         data_dir=args.data_dir,
         draw_only=args.draw_only,
         workers=args.jobs,
+        execute=_execute,
     )
-    made = FIGURES[args.name](request)
+    made = make(request)
     path = style.save(made.figure, out)
     text = "\n".join([f"# {made.table.title}", "", *render_table(made.table)])
     write_atomically(path.with_suffix(".md"), text.encode())
@@ -77,6 +74,11 @@ def execute(args: argparse.Namespace) -> int:
     both = f"{path}, {path.with_suffix('.md')}"
     console.print(both, highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def _execute(jobs: Sequence[Job], workers: int | None) -> list[Outcome]:
+    with make_display([job.name for job in jobs]) as display:
+        return execute_all(jobs, display, workers=workers)
 
 
 def _printed(table: Table) -> RichTable:

@@ -12,6 +12,7 @@ from gradproj.experiments.cli.arguments import at_least_one, print_whole
 from gradproj.experiments.inspection.gradients import short_run
 from gradproj.experiments.inspection.subjects import from_benchmark, from_factory
 from gradproj.experiments.methods.projection.learner import LayerNames, layer_groups
+from gradproj.experiments.reports.figures import inspection, style
 from gradproj.experiments.runs.resolve import parse_overrides
 
 __all__ = ["configure", "execute"]
@@ -42,8 +43,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Do the short run, print the table and save the figure."""
-    from gradproj.experiments.reports.figures import inspection, style  # loads matplotlib
-
     if not 0 < args.share <= 1:
         raise ValueError(f"--share={args.share} must be above 0 and at most 1")
     if args.lr is not None and args.lr <= 0:

@@ -10,6 +10,7 @@ from gradproj.experiments.reports.collect import TUNING, collect
 from gradproj.experiments.reports.content import build
 from gradproj.experiments.reports.export import export, write_readme
 from gradproj.experiments.reports.notes import FILE, read_notes
+from gradproj.experiments.reports.render.page import write_report
 
 __all__ = ["configure", "execute"]
 
@@ -57,8 +58,6 @@ def execute(args: argparse.Namespace) -> int:
         print(write_readme(args.results))
     out = args.out or (None if args.results else Path("report"))
     if out is not None:
-        from gradproj.experiments.reports.render.page import write_report  # loads matplotlib
-
         notes = args.notes or (args.results or runs[0]) / FILE
         tuning = all(path.name == TUNING for path in runs)
         report = build(collection, read_notes(notes), beside_paper=not tuning)

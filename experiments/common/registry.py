@@ -5,11 +5,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["is_own", "load_object", "nearest"]
+from gradproj.experiments.common.errors import ConfigError
+
+__all__ = ["find", "is_own", "load_object", "lookup", "nearest"]
+
+T = TypeVar("T")
 
 
 def is_own(name: str) -> bool:
@@ -68,3 +72,26 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
         f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(choices) or '(none)'}"
     )
     return f"{what} '{word}' is not known; {cure}"
+
+
+def lookup(name: str, known: Mapping[str, T], what: str) -> T:
+    """Return what a table holds under `name`; the error names the nearest one.
+
+    Examples
+    --------
+    >>> lookup("gme", {"gem": 1, "ours": 2}, "method")
+    Traceback (most recent call last):
+        ...
+    gradproj.experiments.common.errors.ConfigError: method 'gme' is not known; did you mean 'gem'?
+    """
+    if name not in known:
+        raise ConfigError(nearest(name, known, what))
+    return known[name]
+
+
+def find(name: str, known: Mapping[str, T], what: str) -> T:
+    """Return what a table holds under `name`, or a person's own object, named `module:object`."""
+    if is_own(name):
+        own: T = load_object(name, what)
+        return own
+    return lookup(name, known, what)

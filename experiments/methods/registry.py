@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from gradproj.experiments.common.errors import ConfigError
-from gradproj.experiments.common.registry import is_own, load_object, nearest
+from gradproj.experiments.common.registry import is_own, load_object, lookup
 from gradproj.experiments.methods.learner import Learner
 
 __all__ = ["available", "find"]
@@ -42,9 +42,7 @@ def find(name: str) -> type[Learner]:
     """Return the method called `name`, or a person's own, named as `module:class`."""
     if is_own(name):
         return _own(name)
-    if name not in available():
-        raise ConfigError(nearest(name, available(), "method"))
-    return available()[name]
+    return lookup(name, available(), "method")
 
 
 def _own(path: str) -> type[Learner]:

@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gradproj.experiments.common.registry import is_own, load_object, nearest
+from gradproj.experiments.common import registry
+from gradproj.experiments.common.registry import nearest
 from gradproj.experiments.common.seeds import seeded
 from gradproj.experiments.networks.imagenet import imagenet_resnet18
 from gradproj.experiments.networks.layout import lay_out
@@ -88,12 +89,7 @@ def build(
 
 def find(name: str) -> Callable[..., Network]:
     """Return what builds the network called `name`."""
-    if is_own(name):
-        own: Callable[..., Network] = load_object(name, "network")
-        return own
-    if name not in NETWORKS:
-        raise ValueError(nearest(name, NETWORKS, "network"))
-    return NETWORKS[name]
+    return registry.find(name, NETWORKS, "network")
 
 
 def check_options(name: str, options: Iterable[str]) -> None:

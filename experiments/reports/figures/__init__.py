@@ -1,9 +1,11 @@
-"""The figures, one module each with `make(request)`."""
+"""The figures, one module each: its first line says what it shows, `make(request)` draws it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
+from gradproj.experiments.common import registry
 from gradproj.experiments.reports.figures import (
     gradient_magnitudes,
     k_sweep,
@@ -14,9 +16,11 @@ from gradproj.experiments.reports.figures import (
 )
 from gradproj.experiments.reports.figures.request import Made, Request
 
-__all__ = ["FIGURES"]
+__all__ = ["FIGURES", "find", "summary"]
 
-FIGURES: dict[str, Callable[[Request], Made]] = {
+Maker = Callable[[Request], Made]
+
+FIGURES: dict[str, Maker] = {
     "gradient-magnitudes": gradient_magnitudes.make,
     "k-sweep": k_sweep.make,
     "layerwise": layerwise.make,
@@ -24,3 +28,19 @@ FIGURES: dict[str, Callable[[Request], Made]] = {
     "strength-sweep": strength_sweep.make,
     "time": time.make,
 }
+
+
+def find(name: str) -> Maker:
+    """Return what makes the figure called `name`; a person's own is named as `module:function`."""
+    return registry.find(name, FIGURES, "figure")
+
+
+def summary(make: Maker) -> str:
+    """Say what a figure shows, in the first line of its module.
+
+    Examples
+    --------
+    >>> summary(FIGURES["layerwise"])
+    'GEM, A-GEM and (d), each on the whole network and layer by layer'
+    """
+    return (sys.modules[make.__module__].__doc__ or "").partition("\n")[0].rstrip(".")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from rich.console import Console
 
-from gradproj.experiments.cli.display import make_display
 from gradproj.experiments.common.schema import to_plain
 from gradproj.experiments.reports.collect import collect
 from gradproj.experiments.reports.naming import fingerprint
 from gradproj.experiments.reports.rows import Row, group
 from gradproj.experiments.reports.tables.table import Table
 from gradproj.experiments.runs import presets
+from gradproj.experiments.runs.events import ignore
 from gradproj.experiments.runs.folder import RunError
-from gradproj.experiments.runs.grid import Job, execute_all
+from gradproj.experiments.runs.grid import Job, Outcome, execute_all
 from gradproj.experiments.runs.jobs import make_jobs, parse_changes
 
 __all__ = ["Made", "Request", "Spec", "obtain", "title"]
@@ -26,9 +25,14 @@ __all__ = ["Made", "Request", "Spec", "obtain", "title"]
 TIMED = "timed"
 
 
+def quietly(jobs: Sequence[Job], workers: int | None) -> list[Outcome]:
+    """Do all jobs and show nothing."""
+    return execute_all(jobs, ignore, workers=workers)
+
+
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `gradproj figure`."""
+    """The arguments of `gradproj figure`; `execute` does the runs that are missing."""
 
     benchmark: str = "permuted-digits"
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -40,6 +44,7 @@ class Request:
     data_dir: Path | None = None
     draw_only: bool = False
     workers: int | None = None
+    execute: Callable[[Sequence[Job], int | None], list[Outcome]] = quietly
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def obtain(request: Request, specs: Sequence[Spec], *, alone: bool = False) -> d
         for spec, jobs in wanted.items():
             there = found[spec].seeds if spec in found else []
             missing |= {job.folder: job for job in jobs if job.config.seed not in there}
-        _run(list(missing.values()), 1 if alone else request.workers)
+        _run(request, list(missing.values()), 1 if alone else request.workers)
         found = _find(request, wanted)
     if not found:
         raise RunError(f"no finished run to draw from in {request.runs}; leave out --draw-only")
@@ -134,12 +139,8 @@ def _find(request: Request, wanted: dict[Spec, list[Job]]) -> dict[Spec, Row]:
     return {spec: by_content[key] for spec, key in keys.items() if key in by_content}
 
 
-def _run(jobs: Iterable[Job], workers: int | None) -> None:
-    jobs = list(jobs)
-    if not jobs:
-        return
-    with make_display([job.name for job in jobs], Console()) as display:
-        outcomes = execute_all(jobs, display, workers=workers)
+def _run(request: Request, jobs: Sequence[Job], workers: int | None) -> None:
+    outcomes = request.execute(jobs, workers) if jobs else []
     bad = [outcome for outcome in outcomes if outcome.kind not in ("finished", "skipped")]
     if any(outcome.kind == "interrupted" for outcome in bad):
         raise KeyboardInterrupt

@@ -9,8 +9,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from gradproj.experiments.common.errors import ConfigError
-from gradproj.experiments.common.registry import nearest
+from gradproj.experiments.common.registry import lookup
 from gradproj.experiments.methods.config import RunConfig
 from gradproj.experiments.runs.resolve import merge, resolve
 
@@ -77,9 +76,8 @@ def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunCon
     gradproj.experiments.common.errors.ConfigError: preset 'permuted-digits/gemm' is not known; did
     you mean 'permuted-digits/gem'?
     """
-    if name not in available():
-        raise ConfigError(nearest(name, available(), "preset"))
-    return resolve(merge(available()[name], {"preset": name, **changes}))
+    values = lookup(name, available(), "preset")
+    return resolve(merge(values, {"preset": name, **changes}))
 
 
 def compose(benchmark: str, method: str, changes: Mapping[str, Any]) -> RunConfig:

@@ -94,7 +94,7 @@ def test_a_report_runs_nobodys_code(own, monkeypatch):
         raise AssertionError("a report has loaded code that a run named")
 
     monkeypatch.setattr("gradproj.experiments.methods.registry.load_object", refuse)
-    monkeypatch.setattr(networks, "load_object", refuse)
+    monkeypatch.setattr("gradproj.experiments.common.registry.load_object", refuse)
     (section,) = build(collect([own / "runs"]), {}).sections
     (line,) = section.tables[0].lines
     # And not, say, the size of the memory, which is that of all presets of the benchmark.

@@ -5,6 +5,7 @@ import torch
 from support.runs import matrix, write_run
 
 from gradproj.experiments import cli
+from gradproj.experiments.cli import figure
 from gradproj.experiments.common.errors import ConfigError, RunError
 from gradproj.experiments.reports.figures import FIGURES, request, style
 from gradproj.experiments.reports.figures.request import Request, Spec, obtain
@@ -25,6 +26,7 @@ def ran(monkeypatch):
         return [execute(job, show) for job in jobs]
 
     monkeypatch.setattr(request, "execute_all", execute_all)
+    monkeypatch.setattr(figure, "execute_all", execute_all)
     threads = torch.get_num_threads()
     yield names
     torch.set_num_threads(threads)

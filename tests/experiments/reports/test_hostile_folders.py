@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.running import QUICK, finish, stop_at
 
-from gradproj.experiments import methods, networks
+from gradproj.experiments import methods
 from gradproj.experiments.common import registry
 from gradproj.experiments.common.errors import RunError
 from gradproj.experiments.common.files import component, sign
@@ -45,7 +45,7 @@ def no_imports(request, monkeypatch):
     def refuse(*_):
         raise AssertionError("code that a file named was loaded")
 
-    for module in (registry, methods, networks, benchmarks):
+    for module in (registry, methods.registry, benchmarks):
         monkeypatch.setattr(module, "load_object", refuse)
 
 
