@@ -47,7 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="continue unfinished runs")
     parser.add_argument("--force", action="store_true", help="start over, finished or not")
     add_jobs(parser)
-    parser.add_argument("--engine", choices=["processes", "ray"], default="processes")
+    parser.add_argument("--executor", choices=["processes", "ray"], default="processes")
+    parser.add_argument("--engine", type=_renamed, help=argparse.SUPPRESS)
     parser.add_argument("--address", help="of the Ray cluster; a local one without it")
     parser.add_argument("--device", default="cpu", help="such as cuda:0")
     parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard files too")
@@ -58,6 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time between checkpoints",
     )
+
+
+def _renamed(text: str) -> str:
+    # "engine" is loop or vmap, which computes the gradients of one run.
+    raise argparse.ArgumentTypeError(f"is now called --executor; write --executor {text}")
 
 
 def _seconds(text: str) -> float:
@@ -87,8 +93,8 @@ def execute(args: argparse.Namespace) -> int:
         0 if all is done, 1 if a run failed, 2 if none did but the values of one cannot be used,
         130 if Ctrl-C or SIGTERM stopped one: --resume then continues it.
     """
-    if args.address and args.engine != "ray":
-        raise ConfigError(f"--address {args.address} is of a Ray cluster; add --engine ray")
+    if args.address and args.executor != "ray":
+        raise ConfigError(f"--address {args.address} is of a Ray cluster; add --executor ray")
     jobs = make_jobs(
         args.presets,
         benchmark=args.benchmark,
@@ -108,7 +114,7 @@ def execute(args: argparse.Namespace) -> int:
     console = Console()
     with make_display([job.name for job in jobs], console) as display:
         outcomes = execute_all(
-            jobs, display, engine=args.engine, workers=args.jobs, address=args.address
+            jobs, display, executor=args.executor, workers=args.jobs, address=args.address
         )
     return _summarise(outcomes, args.out, console)
 

@@ -16,12 +16,12 @@ def execute_all(
     jobs: Sequence[Job],
     show: Callable[[Event], None],
     *,
-    engine: str = "processes",
+    executor: str = "processes",
     workers: int | None = None,
     address: str | None = None,
 ) -> list[Outcome]:
-    """Do all jobs on the chosen engine; a single one stays in this process."""
-    if engine == "ray":
+    """Do all jobs on the chosen executor; a single one stays in this process."""
+    if executor == "ray":
         return run_on_ray(jobs, show, address, workers)
     if len(jobs) == 1:
         return [execute(jobs[0], show)]

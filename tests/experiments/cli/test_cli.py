@@ -95,6 +95,13 @@ def test_wrong_input_is_explained(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_the_old_name_of_the_executor_is_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "permuted-digits/ours", "--engine", "ray"])
+    assert stop.value.code == 2
+    assert "--engine: is now called --executor; write --executor ray" in capsys.readouterr().err
+
+
 def test_presets_after_the_seeds_are_told_where_to_stand(capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", "--seeds", "0", "1", "permuted-digits/ours"])

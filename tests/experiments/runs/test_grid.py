@@ -136,7 +136,7 @@ def test_the_same_grid_on_a_local_ray(tmp_path, monkeypatch):
         Job("dead", Crash(), tmp_path / "x", {}),
     ]
     events = []
-    outcomes = execute_all(jobs, events.append, engine="ray", workers=2)
+    outcomes = execute_all(jobs, events.append, executor="ray", workers=2)
     assert [o.kind for o in outcomes] == ["finished", "failed", "failed"]
     assert "worker was lost" in outcomes[2].message
     execute_all([job("here", tmp_path)], lambda _: None)
@@ -147,7 +147,7 @@ def test_the_same_grid_on_a_local_ray(tmp_path, monkeypatch):
 def test_ray_missing_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RunError, match=r"pip install 'gradproj\[ray\]'"):
-        execute_all([job("one", tmp_path)], lambda _: None, engine="ray")
+        execute_all([job("one", tmp_path)], lambda _: None, executor="ray")
 
 
 # Progress ---------------------------------------------------------------------------------------
