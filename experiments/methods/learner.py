@@ -1,10 +1,10 @@
 """What a method is to the runner: how it trains on a batch, what it predicts, what it remembers."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002, ARG003 - a hook gets what other methods need of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -140,6 +140,14 @@ class Learner:
         if task is None:
             return logits[:, : self.seen()].argmax(1)
         return logits[:, task.outputs].argmax(1) + int(task.outputs.start)
+
+    @classmethod
+    def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """Name the method, with its options, that is this one without its constraints.
+
+        Reports subtract its accuracy, seed by seed. None: there is no such method.
+        """
+        return None
 
     # What a method may use ---------------------------------------------------------------------
 

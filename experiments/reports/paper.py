@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["Cell", "PaperTable", "label", "seconds", "tables"]
+__all__ = ["Cell", "PaperTable", "label", "overview", "seconds", "tables"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,11 @@ def label(entry: str) -> str:
         if entry.endswith(ending):
             return labels.get(entry.removesuffix(ending), entry.removesuffix(ending)) + words
     return labels.get(entry, entry)
+
+
+def overview() -> tuple[str, ...]:
+    """Return the methods that the overview sets beside their controls."""
+    return tuple(_content()["overview"])
 
 
 def seconds(benchmark: str) -> Mapping[str, float]:

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradproj.experiments import methods
 from gradproj.experiments.reports.collect import RunRecord
 from gradproj.experiments.reports.naming import Name, fingerprint, name_of
 from gradproj.experiments.runs import metrics
 
-__all__ = ["INPUT_SPACE", "MEASURES", "Row", "control_of", "group", "replay_weight"]
+__all__ = ["MEASURES", "Row", "control_of", "group", "replay_weight"]
 
 Matrix = NDArray[np.float64]
-
-# Methods that project by the old tasks' inputs. Only the first one replays samples.
-INPUT_SPACE = ("preserve-replay", "preserve", "gpm", "sgp", "owm")
 
 # Of an accuracy matrix; those but ACC need every row of it.
 MEASURES: dict[str, Callable[[Matrix], float]] = {
@@ -119,31 +117,29 @@ def _named(runs: Sequence[RunRecord]) -> Mapping[str, Any]:
     return min((run.config for run in runs), key=lambda config: str(config.get("preset", "")))
 
 
+def _control(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    # Only built-in methods: a report must not import the code that a run names.
+    learner = methods.available().get(config["method"])
+    return None if learner is None else learner.control(config["options"])
+
+
 def replay_weight(config: Mapping[str, Any]) -> float | None:
-    """Return the weight γ of the old tasks' gradients; None for a method without a projection.
+    """Return the weight γ of the old tasks' gradients in the control; None if there is none.
 
     Examples
     --------
     >>> replay_weight({"method": "preserve-replay", "options": {"gamma": 0.5, "strength": 3.0}})
     0.5
     """
-    method, options = config["method"], config["options"]
-    if method in ("ours", "gem", "agem", "sgem"):
-        return float(options["strength"])
-    return float(options.get("gamma", 0.0)) if method in INPUT_SPACE else None
+    control = _control(config)
+    return None if control is None else float(control[1].get("strength", 0.0))
 
 
 def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
-    """Find the row with the same replay term and no projection, if it was run.
-
-    Ours and GEM add γ of every old gradient, A-GEM of their mean and S-GEM of one: only the first
-    two have a control in `replay`. At γ = 0 nothing is replayed, and what is left of any of them
-    without its constraints is `single`, at the same rate.
-    """
-    method, gamma = row.config["method"], replay_weight(row.config)
-    if gamma is None or (gamma and method in ("agem", "sgem")):
+    """Find the finished row of the method's control, with all else equal."""
+    control = _control(row.config)
+    if control is None:
         return None
-    form = row.config["options"].get("replay", "sum")  # GEM adds at least γ of every old gradient
-    left, options = ("replay", {"strength": gamma, "replay": form}) if gamma else ("single", {})
-    wanted = fingerprint({**row.config, "method": left, "options": options})
+    method, options = control
+    wanted = fingerprint({**row.config, "method": method, "options": options})
     return next((r for r in rows if r.fingerprint == wanted and r.finished), None)

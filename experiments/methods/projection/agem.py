@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,11 @@ class AGEM(ProjectionLearner):
     def projection(self) -> gp.Method:
         """One constraint on the mean."""
         return gp.AGEM(strength=self.options.strength)
+
+    @classmethod
+    def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """Fine-tuning where nothing is replayed; γ of a mean on violations has no control."""
+        return None if options["strength"] else ("single", {})
 
     def effort(self, task: Task) -> float:
         """As many gradients in every task, where one batch stands for all old ones."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.projection.learner import LayerNames, ProjectionLearner
+from gradproj.experiments.methods.projection.learner import (
+    LayerNames,
+    ProjectionLearner,
+    replay_alone,
+)
 
 __all__ = ["GEM"]
 
@@ -28,3 +34,8 @@ class GEM(ProjectionLearner):
     def projection(self) -> gp.Method:
         """One constraint for each old task."""
         return gp.GEM(strength=self.options.strength)
+
+    @classmethod
+    def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """The replay term alone: GEM adds at least γ of every old gradient."""
+        return replay_alone(options["strength"], "sum")

@@ -19,7 +19,7 @@ from gradproj.experiments.methods.setup import Phase, Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 
-__all__ = ["LayerNames", "ProjectionLearner", "layer_groups"]
+__all__ = ["LayerNames", "ProjectionLearner", "layer_groups", "replay_alone"]
 
 LayerNames = Literal["module", "tensor", "child", "five", "all"]
 
@@ -30,6 +30,17 @@ def layer_groups(model: nn.Module, layers: LayerNames) -> Layers:
         return layers
     names = [name for name, _ in model.named_parameters()]
     return [names[i : i + 5] for i in range(0, len(names), 5)]
+
+
+def replay_alone(weight: float, form: str) -> tuple[str, dict[str, Any]]:
+    """Return the control of a method that adds `weight` of the old gradients' mean or sum.
+
+    Examples
+    --------
+    >>> replay_alone(0.5, "sum"), replay_alone(0.0, "sum")
+    (('replay', {'strength': 0.5, 'replay': 'sum'}), ('single', {}))
+    """
+    return ("replay", {"strength": weight, "replay": form}) if weight else ("single", {})
 
 
 class ProjectionLearner(Learner):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.projection.learner import LayerNames, ProjectionLearner
+from gradproj.experiments.methods.projection.learner import (
+    LayerNames,
+    ProjectionLearner,
+    replay_alone,
+)
 
 __all__ = ["Ours"]
 
@@ -55,3 +60,8 @@ class Ours(ProjectionLearner):
             strength=options.strength,
             replay=options.replay,
         )
+
+    @classmethod
+    def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """The replay term alone."""
+        return replay_alone(options["strength"], options.get("replay", "sum"))

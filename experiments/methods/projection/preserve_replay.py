@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.projection import preserve
-from gradproj.experiments.methods.projection.learner import ProjectionLearner
+from gradproj.experiments.methods.projection.learner import ProjectionLearner, replay_alone
 from gradproj.experiments.methods.projection.preserving import PreservingLearner
 
 __all__ = ["PreserveReplay"]
@@ -53,3 +54,8 @@ class PreserveReplay(PreservingLearner, ProjectionLearner):
             strength=self.options.gamma,
             replay=self.options.replay,
         )
+
+    @classmethod
+    def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """The replay term alone."""
+        return replay_alone(options["gamma"], options.get("replay", "sum"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,6 +46,14 @@ class PreservingLearner(Learner):
     def preservation(self) -> dict[str, Any]:
         """Return the arguments of `Preserver` that make the method."""
         raise NotImplementedError
+
+    @classmethod
+    def control(  # noqa: D417
+        cls,
+        options: Mapping[str, Any],  # noqa: ARG003 - the same whatever they are
+    ) -> tuple[str, dict[str, Any]] | None:
+        """Fine-tuning: no sample is replayed."""
+        return "single", {}
 
     def end_task(self, task: Task) -> None:
         """Measure the inputs of the task's samples and add them to those of the old tasks."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradproj.experiments.reports import paper
-from gradproj.experiments.reports.rows import INPUT_SPACE, Row, control_of, replay_weight
+from gradproj.experiments.reports.rows import Row, control_of, replay_weight
 from gradproj.experiments.reports.tables.published import printed
 from gradproj.experiments.reports.tables.table import Line, Table, listed, spread
 
@@ -104,7 +104,7 @@ def _pairs(row: Row, rows: Sequence[Row], averaged: bool = False) -> _Pairs | No
 
 def _is_own_preset(row: Row) -> bool:
     entry = row.name.entry.removesuffix("-3ep").removesuffix("-printed")
-    return entry == row.config["method"] in ("ours", "gem", *INPUT_SPACE) and not row.name.changes
+    return entry == row.config["method"] in paper.overview() and not row.name.changes
 
 
 def _table(
