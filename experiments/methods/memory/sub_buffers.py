@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from gradproj.experiments.methods.memory.exemplars import Exemplars, Features
+from gradproj.experiments.streams import Task
 
 __all__ = ["SubBuffers"]
 
 
 class SubBuffers:
-    """The parts of a buffer, with the calls of an episodic memory: `sample` and `all`.
+    """The parts of a buffer, in place of old tasks (`OldTasks`).
 
     Parameters
     ----------
@@ -47,6 +48,17 @@ class SubBuffers:
     def __len__(self) -> int:
         return min(self.parts, len(self.order))
 
+    def count(self, task: int) -> int:  # noqa: ARG002 - the same in every task
+        """Count the parts, which play the old tasks."""
+        return len(self)
+
+    def stored(self) -> int:
+        """Count the exemplars."""
+        return len(self.exemplars)
+
+    def add(self, task: int, x: Tensor, y: Tensor) -> None:
+        """Exemplars are chosen when the task is complete."""
+
     def redraw(self) -> None:
         """Split the buffer anew."""
         self.order = torch.randperm(len(self.order), generator=self.generator)
@@ -56,6 +68,10 @@ class SubBuffers:
         self.exemplars.admit(x, y, classes, features)
         self.order = torch.arange(len(self.exemplars))
         self.redraw()
+
+    def end_task(self, task: Task, classes: int, features: Features) -> None:
+        """Choose exemplars of the task's classes."""
+        self.admit(*task.train(), classes, features)
 
     def all(self, part: int) -> tuple[Tensor, Tensor]:
         """Return the images and labels of a part."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
 import gradproj as gp
-from gradproj.adapters.torch import EpisodicMemory, Layers, Projector
+from gradproj.adapters.torch import Layers, Projector
 from gradproj.experiments.common import seeds
 from gradproj.experiments.methods.learner import Learner
 from gradproj.experiments.methods.memory.exemplars import Exemplars
 from gradproj.experiments.methods.memory.features import embed, require_network
+from gradproj.experiments.methods.memory.old_tasks import OldTasks, TaskMemories
 from gradproj.experiments.methods.memory.sub_buffers import SubBuffers
 from gradproj.experiments.methods.setup import Phase, Setup, Step
 from gradproj.experiments.networks import Network
@@ -72,16 +72,15 @@ class ProjectionLearner(Learner):
 
     def stored_samples(self) -> int:
         """Count the samples in the memories, or in the one buffer."""
-        held = self.memory.exemplars if isinstance(self.memory, SubBuffers) else self.memory
-        return len(held)
+        return self.memory.stored()
 
     def old_tasks(self) -> int:
         """Count the old tasks, or the parts of the buffer that play them."""
-        return len(self.memory) if isinstance(self.memory, SubBuffers) else self.current
+        return self.memory.count(self.current)
 
     def effort(self, task: Task) -> float:
         """Samples a step, of the new task and of all old ones."""
-        tasks = len(self.memory) if isinstance(self.memory, SubBuffers) else task.index
+        tasks = self.memory.count(task.index)
         return self.config.batch + tasks * (self.config.memory.batch or self.config.memory.per_task)
 
     def old_batches(self) -> Iterable[tuple[Tensor, ...]]:
@@ -95,7 +94,7 @@ class ProjectionLearner(Learner):
         """Make one projected step, then remember the batch."""
         x, y = batch
         if self.config.memory.redraw == "step":
-            self._redraw()
+            self.memory.redraw()
         images = self.augmented(x)
         olds = [(self.augmented(old), *rest) for old, *rest in self.old_batches()]
         seen: list[Tensor] = []
@@ -109,21 +108,18 @@ class ProjectionLearner(Learner):
         self.optimizer.zero_grad()
         self.projector.backward_batches(loss, (images, y, self.mask(task)), olds)
         self.optimizer.step()
-        if isinstance(self.memory, EpisodicMemory):
-            self.memory.add(task.index, x, y)
+        self.memory.add(task.index, x, y)
         return self.describe(seen[-1])
 
     def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
         """Set the rate of the epoch; split the buffer anew if it is time to."""
         super().begin_epoch(task, phase, epoch)
         if self.config.memory.redraw == "epoch":
-            self._redraw()
+            self.memory.redraw()
 
     def end_task(self, task: Task) -> None:
         """Choose the exemplars of the new classes, where there is one buffer."""
-        if isinstance(self.memory, SubBuffers):
-            assert isinstance(self.model, Network)
-            self.memory.admit(*task.train(), self.seen(), partial(embed, self.model))
+        self.memory.end_task(task, self.seen(), self._features)
 
     def describe(self, loss: Tensor) -> Step:
         """Report the loss of a step and what the projector did in it."""
@@ -132,18 +128,18 @@ class ProjectionLearner(Learner):
             return Step(loss)
         return Step(loss, float(last.corrected.mean()), last.rank.tolist())
 
-    def _build_memory(self) -> EpisodicMemory | SubBuffers:
+    def _features(self, x: Tensor) -> Tensor:
+        assert isinstance(self.model, Network)
+        return embed(self.model, x)
+
+    def _build_memory(self) -> OldTasks:
         memory, seed = self.config.memory, seeds.derive(self.config.seed, "memory")
         if self.stream.scenario != "class":
             policy = cast(Any, memory.policy)  # checked by the memory
-            return EpisodicMemory(memory.per_task, policy, seed, self.setup.device)
+            return TaskMemories(memory.per_task, policy, seed, self.setup.device)
         require_network(self.model, self.config.network)
         budget = memory.budget(len(self.stream.tasks))
         exemplars = Exemplars(budget, memory.per_class, memory.policy, seed)
         exemplars.share(self.stream.outputs)  # raises now if there is no room for them at the end
         seed = seeds.derive(self.config.seed, "buffers")
         return SubBuffers(exemplars, memory.buffers, seed, self.setup.device)
-
-    def _redraw(self) -> None:
-        if isinstance(self.memory, SubBuffers):
-            self.memory.redraw()

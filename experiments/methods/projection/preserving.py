@@ -48,7 +48,7 @@ class PreservingLearner(Learner):
         raise NotImplementedError
 
     @classmethod
-    def control(  # noqa: D417
+    def control(
         cls,
         options: Mapping[str, Any],  # noqa: ARG003 - the same whatever they are
     ) -> tuple[str, dict[str, Any]] | None:
