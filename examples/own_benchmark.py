@@ -8,8 +8,8 @@ In this folder:
 The function is called with `seed` and with what `--set stream.…` gives it.
 """
 
-from gradproj.experiments.data import Dataset, load
-from gradproj.experiments.streams import split
+from gradproj.experiments import Dataset, split
+from gradproj.experiments.data import load
 
 
 def parity(tasks=5, samples=None, seed=0):

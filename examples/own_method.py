@@ -13,7 +13,7 @@ Yu et al., Gradient surgery for multi-task learning, NeurIPS 2020.
 import numpy as np
 
 import gradproj as gp
-from gradproj.experiments.methods.projection.learner import ProjectionLearner
+from gradproj.experiments import ProjectionLearner
 
 
 class Surgery(gp.Method):
