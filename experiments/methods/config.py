@@ -12,7 +12,8 @@ __all__ = ["VERSION", "MemoryConfig", "RunConfig"]
 
 
 # 2: `ours` and `replay` have the option `replay`, and another default strength.
-VERSION = 2
+# 3: the parts of a buffer are drawn anew at every step; there is no `memory.redraw`.
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,8 @@ class MemoryConfig:
         Samples kept of each class in place of `total`, where the buffer is one of exemplars: of
         class-incremental systems and projections, not of tinyer, derpp and gdumb. 0: not set.
     buffers : int
-        Random parts of the buffer that play the old tasks in a class-incremental projection.
-    redraw : str
-        How often these parts are drawn anew.
+        Random parts of the buffer that play the old tasks in a class-incremental projection; drawn
+        anew at every step.
     """
 
     per_task: int = ranged(256, low=1)
@@ -45,7 +45,6 @@ class MemoryConfig:
     total: int = ranged(0, low=0)
     per_class: int = ranged(0, low=0)
     buffers: int = ranged(5, low=1)
-    redraw: Literal["step", "epoch", "task"] = "step"
 
     def budget(self, tasks: int) -> int:
         """Return the size of one buffer for so many tasks."""

@@ -60,8 +60,7 @@ def build(
     Returns
     -------
     Network
-        With `.features(x)`, `.head` and `.grow(outputs)`; a person's own may be any module where
-        the task is known.
+        With `.features(x)` and `.head`; a person's own may be any module where the task is known.
 
     Examples
     --------

@@ -7,8 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gradproj.experiments.common.seeds import seeded
-
 __all__ = ["CosineHead", "Network", "make_head"]
 
 
@@ -53,40 +51,6 @@ class Network(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores of all outputs, shape (n, outputs)."""
         return cast(torch.Tensor, self.head(self.features(x)))
-
-    def grow(self, outputs: int, seed: int = 0) -> None:
-        """Widen the head to `outputs`; the outputs that are there keep their weights.
-
-        The head becomes a new module, so an optimizer must be made anew.
-
-        Examples
-        --------
-        >>> net = Network({"fc1": nn.Linear(4, 3)}, nn.Linear(3, 2))
-        >>> old = net.head.weight.detach().clone()
-        >>> net.grow(5)
-        >>> net.head.out_features, torch.equal(net.head.weight[:2], old)
-        (5, True)
-        """
-        old = self.head
-        if outputs < old.out_features:
-            raise ValueError(
-                f"outputs={outputs} is fewer than the {old.out_features} that the head has; "
-                "a head only grows"
-            )
-        with seeded(seed):
-            new: nn.Linear | CosineHead
-            if isinstance(old, CosineHead):
-                new = CosineHead(old.in_features, outputs)
-            else:
-                new = nn.Linear(old.in_features, outputs, bias=old.bias is not None)
-        new = new.to(old.weight.device, old.weight.dtype)
-        with torch.no_grad():
-            new.weight[: old.out_features] = old.weight
-            if isinstance(old, CosineHead) and isinstance(new, CosineHead):
-                new.scale.copy_(old.scale)
-            elif isinstance(old, nn.Linear) and old.bias is not None:
-                cast(nn.Linear, new).bias[: old.out_features] = old.bias
-        self.head = new
 
 
 class CosineHead(nn.Module):

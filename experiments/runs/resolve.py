@@ -71,14 +71,17 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
     Examples
     --------
     >>> upgrade({"method": "ours", "version": 1})
-    {'method': 'ours', 'version': 2, 'options': {'strength': 0.0, 'replay': 'sum'}}
+    {'method': 'ours', 'version': 3, 'options': {'strength': 0.0, 'replay': 'sum'}}
     """
     version, found = values.get("version", VERSION), dict(values)
     if not isinstance(version, int) or isinstance(version, bool) or version >= VERSION:
         return found
     found["version"] = VERSION
+    memory = values.get("memory")
+    if isinstance(memory, Mapping) and memory.get("redraw") == "step":
+        found["memory"] = {key: value for key, value in memory.items() if key != "redraw"}
     options, strength = values.get("options", {}), {"ours": 0.0, "replay": 0.5}
-    if values.get("method") in strength and isinstance(options, Mapping):
+    if version < 2 and values.get("method") in strength and isinstance(options, Mapping):
         defaults = {"strength": strength[values["method"]], "replay": "sum"}
         found["options"] = {**defaults, **options}
     return found

@@ -67,7 +67,6 @@ def build(
     root: str | Path | None = None,
     download: bool = True,
     dataset: Dataset | None = None,
-    dataset_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Stream:
     """Build the stream of a benchmark.
@@ -86,8 +85,6 @@ def build(
     dataset : Dataset, optional
         Use this in place of the named data set (`gradproj.experiments.data.from_pair` makes one
         of torchvision-style objects).
-    dataset_options : mapping, optional
-        Arguments of torchvision's class, and `size`.
     **options
         Arguments of the builder: `tasks`, `samples`, `seed`; for splits also `class_order`,
         `scenario`, `first`.
@@ -114,7 +111,7 @@ def build(
         return made
     benchmark = _find(name, dataset is not None)
     if dataset is None:
-        dataset = load(benchmark.dataset, root, download=download, **dict(dataset_options or {}))
+        dataset = load(benchmark.dataset, root, download=download)
     stream = _BUILDERS[benchmark.kind](dataset, **{**benchmark.options, **options})
     return replace(stream, name=name) if name in BENCHMARKS else stream
 

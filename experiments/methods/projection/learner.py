@@ -15,7 +15,7 @@ from gradproj.experiments.methods.memory.exemplars import Exemplars
 from gradproj.experiments.methods.memory.features import embed, require_network
 from gradproj.experiments.methods.memory.old_tasks import OldTasks, TaskMemories
 from gradproj.experiments.methods.memory.sub_buffers import SubBuffers
-from gradproj.experiments.methods.setup import Phase, Setup, Step
+from gradproj.experiments.methods.setup import Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 
@@ -93,8 +93,7 @@ class ProjectionLearner(Learner):
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Make one projected step, then remember the batch."""
         x, y = batch
-        if self.config.memory.redraw == "step":
-            self.memory.redraw()
+        self.memory.redraw()
         images = self.augmented(x)
         olds = [(self.augmented(old), *rest) for old, *rest in self.old_batches()]
         seen: list[Tensor] = []
@@ -110,12 +109,6 @@ class ProjectionLearner(Learner):
         self.optimizer.step()
         self.memory.add(task.index, x, y)
         return self.describe(seen[-1])
-
-    def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
-        """Set the rate of the epoch; split the buffer anew if it is time to."""
-        super().begin_epoch(task, phase, epoch)
-        if self.config.memory.redraw == "epoch":
-            self.memory.redraw()
 
     def end_task(self, task: Task) -> None:
         """Choose the exemplars of the new classes, where there is one buffer."""

@@ -146,23 +146,6 @@ def test_a_generator_gives_a_new_network_each_time():
     assert not torch.equal(first.fc1.weight, second.fc1.weight)
 
 
-@pytest.mark.parametrize("head", ["linear", "cosine"])
-def test_a_grown_head_keeps_its_outputs(head):
-    net = networks.build("mlp", 4, (1, 4, 4), head=head)
-    if head == "cosine":
-        nn.init.constant_(net.head.scale, 3.0)
-    x = torch.rand(5, 1, 4, 4)
-    before = net(x).detach()
-    state = torch.get_rng_state()
-    net.grow(7, seed=1)
-    assert torch.equal(state, torch.get_rng_state())
-    assert net(x).shape == (5, 7)
-    torch.testing.assert_close(net(x)[:, :4], before)
-    assert net.head.weight[4:].abs().min() > 0
-    with pytest.raises(ValueError, match=r"outputs=3 is fewer than the 7"):
-        net.grow(3)
-
-
 def test_cosine_head_by_hand():
     head = networks.CosineHead(2, 2)
     with torch.no_grad():

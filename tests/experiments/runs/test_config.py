@@ -14,6 +14,7 @@ from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.common.registry import nearest
 from gradproj.experiments.common.schema import check, ranged, to_plain
 from gradproj.experiments.data import Dataset
+from gradproj.experiments.methods.config import VERSION
 from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.resolve import merge, parse_overrides, resolve
@@ -108,7 +109,7 @@ def test_wrong_values_are_named(values, message):
         ({"stream": {"task": 3}}, "did you mean 'tasks'?"),
         ({"network": "mlpp"}, "did you mean 'mlp'?"),
         ({"network_options": {"hiden": [3]}}, "did you mean 'hidden'?"),
-        ({"version": 3}, "version=3 was written by a newer gradproj; .*update gradproj"),
+        ({"version": 4}, "version=4 was written by a newer gradproj; .*update gradproj"),
     ],
 )
 def test_wrong_run_configurations_are_named(changes, message):
@@ -268,3 +269,12 @@ def test_input_space_methods_have_presets_on_all_benchmarks():
             if not benchmark.startswith("class-"):
                 assert found.epochs == 1
                 assert presets.find(f"{benchmark}/{entry}-3ep").epochs == 3
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_stored_run_that_was_drawn_anew_at_every_step_keeps_its_meaning(version):
+    values = {"benchmark": "class-digits", "method": "gem", "version": version}
+    stored = resolve({**values, "memory": {"redraw": "step", "per_task": 7}})
+    assert stored == resolve({**values, "version": VERSION, "memory": {"per_task": 7}})
+    with pytest.raises(ConfigError, match=r"key 'memory\.redraw' is not known"):
+        resolve({**values, "memory": {"redraw": "epoch"}})

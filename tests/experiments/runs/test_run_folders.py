@@ -9,6 +9,7 @@ from support.running import QUICK, SPLIT, finish, result_of, steps_of, stop_at
 from gradproj.experiments import methods
 from gradproj.experiments.common import files
 from gradproj.experiments.common.errors import ConfigError, RunError
+from gradproj.experiments.methods.config import VERSION
 from gradproj.experiments.runs import runner
 from gradproj.experiments.runs.checkpoint import Checkpoints
 from gradproj.experiments.runs.folder import RunFolder
@@ -60,7 +61,7 @@ def test_another_configuration_is_not_mixed_in(tmp_path):
 def test_a_config_from_a_newer_version_is_refused(tmp_path):
     finish(QUICK, tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"version": 2', '"version": 99'))
+    path.write_text(path.read_text().replace(f'"version": {VERSION}', '"version": 99'))
     with pytest.raises(RunError, match="version=99 was written by a newer gradproj"):
         run(resolve(QUICK), tmp_path)
 

@@ -99,9 +99,9 @@ def test_any_torchvision_class(monkeypatch):
         return from_pair("svhn", items, items)
 
     monkeypatch.setattr(benchmarks, "load", load)
-    stream = build("split:SVHN", root="here", tasks=5, dataset_options={"size": 8}, download=False)
+    stream = build("split:SVHN", root="here", tasks=5, download=False)
     assert asked == {
-        "name": "torchvision:SVHN", "root": "here", "size": 8, "download": False,
+        "name": "torchvision:SVHN", "root": "here", "download": False,
     }  # fmt: skip
     assert (stream.name, len(stream.tasks)) == ("split-svhn", 5)
     assert build("permuted:SVHN", samples=5, tasks=2).name == "permuted-svhn"
