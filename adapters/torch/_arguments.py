@@ -15,7 +15,7 @@ EngineName = Literal["auto", "loop", "vmap"]
 Overflow = Literal["raise", "skip"]
 Distributed = Literal["average", "sharded"]
 When = Literal["gradient", "step"]
-Policy = Literal["last", "random", "reservoir", "balanced", "herding"]
+Policy = Literal["last", "random", "reservoir", "herding"]
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "backend": get_args(Backend),

@@ -29,11 +29,6 @@ class Offer:
     features: Callable[[], Tensor]  # the same, (size + count, F)
     generator: torch.Generator
 
-    @property
-    def free(self) -> int:
-        """How many of the offered samples fit without replacing any."""
-        return min(self.capacity - self.size, self.count)
-
     def draw(self, bound: int) -> int:
         """Draw one of `bound` numbers."""
         return int(torch.randint(bound, (), generator=self.generator, device="cpu"))
@@ -68,27 +63,6 @@ def reservoir(offer: Offer) -> Placement:
     return _indices(owner), _indices(owner.values())
 
 
-def balanced(offer: Offer) -> Placement:
-    """Keep equally many of each label: a rarer label's sample replaces one of the commonest's."""
-    labels = offer.labels.tolist()
-    slots: dict[object, list[int]] = {}
-    for slot, label in enumerate(labels[: offer.size]):
-        slots.setdefault(label, []).append(slot)
-    owner: dict[int, int] = {}
-    for source, label in enumerate(labels[offer.size :]):
-        mine = slots.setdefault(label, [])
-        if source < offer.free:
-            slot = offer.size + source
-        else:
-            most = max(slots.values(), key=len)
-            if len(mine) >= len(most):
-                continue
-            slot = most.pop(offer.draw(len(most)))
-        mine.append(slot)
-        owner[slot] = source
-    return _indices(owner), _indices(owner.values())
-
-
 def herding(offer: Offer) -> Tensor:
     """Keep, of each label, the samples whose running mean stays closest to the label's mean.
 
@@ -117,5 +91,4 @@ PLACING: dict[str, Callable[[Offer], Placement]] = {
     "last": last,
     "random": random,
     "reservoir": reservoir,
-    "balanced": balanced,
 }

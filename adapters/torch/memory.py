@@ -16,7 +16,6 @@ from gradproj.adapters.torch._policies import PLACING, Offer, herding
 
 Task = int | str
 
-LABELLED = ("balanced", "herding")  # policies that read the labels
 # Dtypes that torch cannot read or write by index, and integers with as many bits that it can.
 BITS = {
     torch.uint16: torch.int16,
@@ -34,17 +33,16 @@ class EpisodicMemory:
     ----------
     per_task : int
         Number of samples kept per task.
-    policy : {"last", "random", "reservoir", "balanced", "herding"}
+    policy : {"last", "random", "reservoir", "herding"}
         Which samples are kept when a task offers more:
 
         - "last": the latest ones (a ring).
         - "random": a random choice, drawn again at each `add`.
         - "reservoir": a uniform choice of all samples ever offered.
-        - "balanced": equally many of each label, the first that came.
         - "herding": of each label those whose mean is nearest to the label's mean. Offer a whole
           task at once, because herding sees nothing else.
 
-        The last two read the labels from the last tensor of a sample.
+        Herding reads the labels from the last tensor of a sample.
     seed : int
         Seed of the one generator of all choices and batches. In a worker process of a
         ``DataLoader`` the generator starts from this seed and the worker's own seed, so that
@@ -218,7 +216,7 @@ class EpisodicMemory:
             )
         labels = tensors[-1]
         whole = not (labels.is_floating_point() or labels.is_complex())
-        if self.policy in LABELLED and (labels.ndim != 1 or not whole):
+        if self.policy == "herding" and (labels.ndim != 1 or not whole):
             raise ValueError(
                 f"tensors[-1] has shape {tuple(labels.shape)} and dtype {labels.dtype}; "
                 f"policy={self.policy!r} needs one integer label per sample there"
@@ -237,7 +235,7 @@ class EpisodicMemory:
             size=size,
             seen=seen,
             capacity=self.per_task,
-            labels=both(-1).cpu() if self.policy in LABELLED else torch.empty(0, device="cpu"),
+            labels=both(-1).cpu() if self.policy == "herding" else torch.empty(0, device="cpu"),
             features=lambda: self._features(both(0)),
             generator=self._seeded(),
         )

@@ -5,7 +5,7 @@ from torch import nn
 
 from gradproj.adapters.torch import EpisodicMemory, herd
 
-POLICIES = ("last", "random", "reservoir", "balanced", "herding")
+POLICIES = ("last", "random", "reservoir", "herding")
 
 
 def fill(memory, count=100, step=7, task=0):
@@ -52,21 +52,6 @@ def test_random_may_be_called_again():
     memory = EpisodicMemory(10, "random")
     fill(memory, 100, step=10)
     assert memory.all(0)[0].max() > 50  # the later ones are favoured
-
-
-def test_balanced_keeps_labels_level_whatever_comes():
-    memory = EpisodicMemory(9, "balanced")
-    labels = torch.tensor([0] * 50 + [1] * 4 + [2] * 20)
-    for part in torch.arange(74).split(6):
-        memory.add(0, part.float(), labels[part])
-    assert torch.bincount(memory.all(0)[1]).tolist() == [3, 3, 3]
-
-
-def test_balanced_shrinks_old_labels_as_new_ones_come():
-    memory = EpisodicMemory(12, "balanced")
-    for label in range(4):
-        memory.add("all", torch.randn(30, 2), torch.full((30,), label))
-    assert torch.bincount(memory.all("all")[1]).tolist() == [3, 3, 3, 3]
 
 
 def test_herding_order_by_hand():
@@ -200,7 +185,7 @@ def failing(_):
         ("last", (torch.zeros(2, 3), [0, 1]), TypeError),
         ("last", (torch.zeros(2, 3), torch.zeros(3)), ValueError),
         ("last", (torch.zeros(2, 3), torch.tensor(1)), ValueError),
-        ("balanced", (torch.zeros(2, 3), torch.zeros(2, 3)), ValueError),
+        ("herding", (torch.zeros(2, 3), torch.zeros(2, 3)), ValueError),
         ("herding", (torch.zeros(2, 3), torch.zeros(2)), ValueError),
         ("herding", (torch.zeros(2, 3), torch.zeros(2).long()), RuntimeError),  # in `features`
     ],
@@ -283,7 +268,7 @@ def test_errors_say_what_is_wrong():
         memory.sample(5, 1)
     for labels in (torch.zeros(2, 2), torch.zeros(2), torch.zeros(2, dtype=torch.complex64)):
         with pytest.raises(ValueError, match=r"tensors\[-1\] has shape .*needs one integer label"):
-            EpisodicMemory(policy="balanced").add(0, labels)
+            EpisodicMemory(policy="herding").add(0, labels)
     with pytest.raises(ValueError, match="state has policy='last' and the memory 'random'; build"):
         EpisodicMemory(policy="random").load_state_dict(memory.state_dict())
 
