@@ -51,9 +51,7 @@ def _own(path: str) -> type[Learner]:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not (inspect.isclass(found) and issubclass(found, Learner)):
-        raise ConfigError(
-            f"method {path!r} is no subclass of gradproj.experiments.methods.learner.Learner"
-        )
+        raise ConfigError(f"method {path!r} is no subclass of gradproj.experiments.Learner")
     if not is_dataclass(found.Options):
         raise ConfigError(
             f"method {path!r} has Options that are no dataclass; put @dataclass(frozen=True) above "

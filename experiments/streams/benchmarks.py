@@ -106,7 +106,7 @@ def build(
         if not isinstance(made, Stream):
             raise TypeError(
                 f"benchmark {name!r} returned a {type(made).__name__}; return a "
-                "gradproj.experiments.streams.Stream"
+                "gradproj.experiments.Stream"
             )
         return made
     benchmark = _find(name, dataset is not None)
