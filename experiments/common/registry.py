@@ -41,7 +41,7 @@ def load_object(path: str, argument: str) -> Any:
     module, _, name = path.partition(":")
     if module.startswith("."):
         raise ValueError(
-            f"{argument} {path!r} cannot be loaded: {module!r} is no module's name; write "
+            f"{argument} {path!r} cannot be loaded: {module!r} is not the name of a module; write "
             "module:object, with the module installed or in this folder"
         )
     folder = str(Path.cwd())

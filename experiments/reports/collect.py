@@ -199,9 +199,9 @@ def _check(run: RunRecord) -> None:
     numbers += [share for share in run.corrected if share is not None]
     for number in numbers:
         if not isinstance(number, int | float) or abs(number) > 1e12:
-            raise ValueError(f"{number!r} is no number that a run measures")
+            raise ValueError(f"{number!r} is not a number that a run measures")
     if not isinstance(run.environment, dict):
-        raise ValueError("environment is no table of keys and values")
+        raise ValueError("environment is not a table of keys and values")
 
 
 def _checked(config: Any) -> dict[str, Any]:
@@ -209,7 +209,10 @@ def _checked(config: Any) -> dict[str, Any]:
     kinds = {"benchmark": str, "method": str, "seed": int, "options": dict, "stream": dict}
     for key, kind in kinds.items():
         if not isinstance(config[key], kind):
-            raise ValueError(f"{key}={config[key]!r} in the configuration is no {kind.__name__}")
+            raise ValueError(
+                f"{key}={config[key]!r} in the configuration has the type "
+                f"{type(config[key]).__name__}: expected {kind.__name__}"
+            )
     return dict(config)
 
 

@@ -70,7 +70,8 @@ def test_sigkill_at_random_steps_changes_nothing(case, checkpoint_seconds, tmp_p
     print(f"steps drawn with seed {seed}")
     for step in sorted(np.random.default_rng(seed).integers(1, whole["steps"], 2)):
         arguments = (values, tmp_path / "cut", int(step), checkpoint_seconds)
-        process = process_context().Process(target=run_until, args=arguments)
+        context, _ = process_context()
+        process = context.Process(target=run_until, args=arguments)
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
