@@ -24,59 +24,30 @@ reproducible to the last bit with one BLAS thread. With several threads, sums ma
 another order, which changes the last bits of some results.
 """
 
-from gradproj._basis import decompose, gram_schmidt, principal_components
-from gradproj._closed_form import KKTResiduals, kkt_residuals, solve
-from gradproj._combine import combine, combine_layers
-from gradproj._errors import NotFiniteError
-from gradproj._method import Method, Solution
-from gradproj._methods import AGEM, GEM, SGEM, Decomposed
-from gradproj._preserve.basis import InputBasis, input_basis
-from gradproj._preserve.low_rank import LowRankMoments
-from gradproj._preserve.moments import InputMoments
-from gradproj._preserve.preservation import Preservation
-from gradproj._preserve.step import preserve
-from gradproj._products import Products, measure, measure_layers
-from gradproj._project import Projection, project, project_layers
-from gradproj._reduction import Reduction
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AGEM",
-    "GEM",
-    "SGEM",
-    "Decomposed",
-    "InputBasis",
-    "InputMoments",
-    "KKTResiduals",
-    "LowRankMoments",
-    "Method",
-    "NotFiniteError",
-    "Preservation",
-    "Products",
-    "Projection",
-    "Reduction",
-    "Solution",
-    "combine",
-    "combine_layers",
-    "decompose",
-    "gram_schmidt",
-    "input_basis",
-    "kkt_residuals",
-    "measure",
-    "measure_layers",
-    "preserve",
-    "principal_components",
-    "project",
-    "project_layers",
-    "solve",
-]
+if TYPE_CHECKING:
+    from gradproj._public import *  # noqa: F403
+    from gradproj._public import __all__ as __all__
 
 __version__: str
 
 
-def __getattr__(name: str) -> str:
-    # Looked up on demand: it would take a quarter of the import time.
+# The names are loaded together when one of them is first used. NumPy takes a tenth of a second,
+# and the command `gradproj` must be able to answer Ctrl-C before that.
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("gradproj")
+    if name == "__all__" or not name.startswith("_"):
+        public = import_module("gradproj._public")
+        globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
+        if name in globals():
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("gradproj._public").__all__})

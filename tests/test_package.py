@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gradproj as gp
+from gradproj import _public
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,10 +24,24 @@ def modules(folder: str) -> list[Path]:
 def test_all_is_what_is_public():
     public = {
         name
-        for name, value in vars(gp).items()
+        for name, value in vars(_public).items()
         if not name.startswith("_") and not inspect.ismodule(value)
     }
     assert sorted(public) == sorted(gp.__all__)
+    assert public <= set(dir(gp))
+
+
+def test_importing_it_loads_nothing_until_a_name_is_used():
+    code = (
+        "import sys, gradproj; early = 'numpy' in sys.modules; from gradproj import *;"
+        "sys.exit(early or project is not gradproj.project or 'numpy' not in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_unknown_name_is_not_an_attribute():
+    with pytest.raises(AttributeError, match="has no attribute 'projekt'"):
+        gp.projekt  # noqa: B018
 
 
 def test_version():

@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 
 from gradproj.adapters.torch import _arguments
 from gradproj.adapters.torch._arguments import Policy
+from gradproj.adapters.torch._draws import draw
 from gradproj.adapters.torch._policies import PLACING, Offer, herding
 
 Task = int | str
@@ -136,7 +137,7 @@ class EpisodicMemory:
         size = self._size.get(task, 0)
         if n >= size:
             return tuple(t.clone() for t in self.all(task))
-        chosen = torch.randperm(size, generator=self._seeded(), device="cpu")[:n]
+        chosen = draw(size, n, self._seeded())
         return tuple(_picked(t, chosen) for t in self._samples[task])
 
     def all(self, task: Task | None = None) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,11 @@ class SteadyStream:
 @contextmanager
 def steady_output() -> Iterator[None]:
     """Go on when standard output is closed: `gradproj run … | head` finishes its runs."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show ± or ḡ shows a question mark. Streams put in place of these,
+        # as by tests, may have no encoding.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     stream = sys.stdout
     if stream is not None:  # It is None where the shell has closed it from the start.
         sys.stdout = SteadyStream(stream)

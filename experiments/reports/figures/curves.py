@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["FIGURES", "accuracy_curves", "corrected_share", "forgetting_by_task", "gains",
            "heat_maps", "sweep", "trade_off"]  # fmt: skip
@@ -70,7 +72,7 @@ def _curves(
                 at = (at - 0.5) / values.shape[1] * tasks
             _line(axes, at, values, row.name.label, number, marked=not over_run)
         axes.set(xlabel=x, ylabel=y)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        style.whole_ticks(axes.xaxis)
         style.legend_beside(axes)
     return made
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
 
 from gradproj.experiments.inspection.gradients import Inspection, short_run
 from gradproj.experiments.inspection.subjects import from_benchmark
@@ -12,6 +13,9 @@ from gradproj.experiments.reports.figures.request import Made, Request
 from gradproj.experiments.reports.tables.table import Line, Table
 from gradproj.experiments.runs.jobs import parse_changes
 from gradproj.experiments.runs.resolve import merge
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["make"]
 

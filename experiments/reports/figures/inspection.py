@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from gradproj.experiments.inspection.gradients import Inspection, LayerView
 from gradproj.experiments.reports.figures import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["advise", "draw", "tabulate"]
 
@@ -125,5 +128,5 @@ def _spectra(axes: Axes, found: Inspection, share: float) -> None:
     axes.plot(whole, color="black", linestyle="--", label="whole network")
     axes.axhline(100 * share, color="gray", linewidth=1)
     axes.set(xlabel="directions K", ylabel="task-specific part kept (%)", ylim=(0, 103))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.whole_ticks(axes.xaxis)
     style.legend_beside(axes)

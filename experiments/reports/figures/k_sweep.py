@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Made, Request, Spec, obtain, title
@@ -44,7 +43,7 @@ def make(request: Request) -> Made:
                 mean = float(np.mean(every.values(measure)))
                 axes.axhline(mean, color=style.colour(6), linestyle="--", label="all directions")
             axes.set(xlabel="directions K", ylabel=label)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            style.whole_ticks(axes.xaxis)
         style.legend_beside(right)
         made.suptitle(name)
     return Made(made, _table(name, lines, every))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from gradproj.experiments.common.schema import to_plain
 from gradproj.experiments.reports.collect import collect
@@ -19,6 +17,9 @@ from gradproj.experiments.runs.events import ignore
 from gradproj.experiments.runs.folder import RunError
 from gradproj.experiments.runs.grid import Job, Outcome, execute_all
 from gradproj.experiments.runs.jobs import make_jobs, parse_changes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Made", "Request", "Spec", "obtain", "title"]
 

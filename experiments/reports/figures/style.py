@@ -1,4 +1,7 @@
-"""One look for all figures: colours that colour-blind people can tell apart, labels that last."""
+"""One look for all figures: colours that colour-blind people can tell apart, labels that last.
+
+Matplotlib is imported by what draws: commands that only print their help do not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,17 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from typing import TYPE_CHECKING, Any
 
 from gradproj.experiments.common.files import write_atomically
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
 __all__ = ["COLOURS", "MARKERS", "colour", "dashes", "embedded", "figure", "legend_beside",
-           "marker", "plain_log_ticks", "save", "styled", "to_svg"]  # fmt: skip
+           "marker", "plain_log_ticks", "save", "styled", "to_svg", "whole_ticks"]  # fmt: skip
 
 # Okabe and Ito's palette; its black is left to the ink and its yellow, too pale on white, to none.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
@@ -49,6 +49,8 @@ def dashes(number: int) -> str:
 @contextmanager
 def styled(ink: str = "black") -> Iterator[None]:
     """Draw in the style of the project; `ink` is the colour of text and axes."""
+    from matplotlib import rc_context
+
     settings: dict[Any, Any] = {
         "axes.edgecolor": ink,
         "axes.labelcolor": ink,
@@ -69,7 +71,7 @@ def styled(ink: str = "black") -> Iterator[None]:
         "xtick.color": ink,
         "ytick.color": ink,
     }
-    with mpl.rc_context(settings):
+    with rc_context(settings):
         yield
 
 
@@ -82,6 +84,9 @@ def embedded() -> Iterator[None]:
 
 def figure(width: float, height: float) -> Figure:
     """Make an empty figure that needs no window system."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     made = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(made)
     return made
@@ -94,9 +99,18 @@ def legend_beside(axes: Axes) -> None:
 
 def plain_log_ticks(axis: Axis) -> None:
     """Write 0.5, 1, 2 along a logarithmic axis, and no more of them than fit."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def whole_ticks(axis: Axis) -> None:
+    """Write whole numbers along an axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def to_svg(made: Figure, name: str) -> str:
@@ -121,6 +135,8 @@ def to_svg(made: Figure, name: str) -> str:
 
 def check_kind(path: Path) -> str:
     """Return the kind of a figure's file, by its name; raise for one that cannot be written."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
     kind = path.suffix.removeprefix(".") or "png"
     known = FigureCanvasBase.get_supported_filetypes()
     if kind not in known:

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradproj.adapters.torch import EpisodicMemory, herd
+from gradproj.adapters.torch import EpisodicMemory, _draws, herd
 
 POLICIES = ("last", "random", "reservoir", "herding")
 
@@ -111,6 +111,33 @@ def test_batches_are_drawn_without_replacement_from_one_seed():
     assert draws[0][0] != draws[0][1]
     assert all(len(set(batch)) == 20 for batch in draws[0])
     assert len(memories[0].sample(0, 500)[0]) == 50
+
+
+def test_a_batch_of_a_large_memory_is_drawn_in_time_that_does_not_depend_on_its_size(monkeypatch):
+    memories = [EpisodicMemory(2**20, seed=3) for _ in range(2)]
+    for memory in memories:
+        memory.add(0, torch.arange(2**20))
+    monkeypatch.setattr(torch, "randperm", None)  # it would take 10 ms
+    one, two = ([memory.sample(0, 20)[0].tolist() for _ in range(3)] for memory in memories)
+    assert one == two
+    assert one[0] != one[1]
+
+
+def test_draws_of_a_large_memory_are_uniform_and_without_replacement(monkeypatch):
+    monkeypatch.setattr(_draws, "MANY", 0)
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.stack([_draws.draw(128, 2, generator) for _ in range(20_000)])
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    for drawn in pairs.T:
+        counts = drawn.bincount(minlength=128)
+        chi_squared = float(((counts - 156.25) ** 2 / 156.25).sum())
+        assert len(counts) == 128
+        assert chi_squared < 182  # exceeded once in a thousand times by uniform draws
+
+
+def test_draws_of_a_memory_as_presets_have_stay_as_they_were():
+    drawn = _draws.draw(10_240, 20, torch.Generator().manual_seed(0))
+    assert drawn.equal(torch.randperm(10_240, generator=torch.Generator().manual_seed(0))[:20])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.bfloat16, torch.int64])

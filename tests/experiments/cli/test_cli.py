@@ -237,3 +237,44 @@ def test_a_terminal_without_unicode_shows_what_it_can():
     done = subprocess.run(command, env=os.environ | plain, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert b"gem" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["argparse", "rich.console", "numpy", "torch"])
+def test_ctrl_c_while_modules_are_imported_is_one_line(module):
+    code = f"""
+import signal, sys
+def press(event, args):
+    if event == "import" and args[0] == {module!r}:
+        signal.raise_signal(signal.SIGINT)
+sys.addaudithook(press)
+from gradproj.experiments.cli import main
+sys.exit(main(["run", "permuted-digits/single", "--help"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gradproj: stopped\n")
+
+
+SLOW = {"matplotlib", "numpy", "ray", "rich", "sklearn", "torch", "torchvision"}
+
+
+@pytest.mark.parametrize(
+    ("command", "packages"),
+    [
+        (["--help"], SLOW),
+        (["figure", "--help"], {"matplotlib", "ray"}),
+        (["inspect", "--help"], {"matplotlib", "ray"}),
+        (["report", "--help"], {"matplotlib", "ray"}),
+    ],
+)
+def test_a_command_does_not_wait_for_packages_that_it_does_not_use(command, packages):
+    code = f"""
+import sys
+from gradproj.experiments.cli import main
+try:
+    main({command!r})
+except SystemExit:
+    print(*set(sys.modules) & {packages!r}, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: gradproj")
+    assert done.stderr.split() == []
