@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from gradproj.experiments.common.errors import ConfigError
@@ -145,10 +145,17 @@ def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the keys that a configuration written by an older version does not have."""
     if is_own(str(config.get("method", ""))):
         return config  # Whoever wrote the file named that code, which a report must not run.
+    plain = _completed(json.dumps(config, sort_keys=True))
+    return config if plain is None else plain
+
+
+# A report asks a dozen times about each configuration.
+@lru_cache(maxsize=4096)
+def _completed(text: str) -> Mapping[str, Any] | None:
     try:
-        plain: dict[str, Any] = to_plain(complete(config))
+        plain: dict[str, Any] = to_plain(complete(json.loads(text)))
     except ConfigError:
-        return config
+        return None
     return plain
 
 

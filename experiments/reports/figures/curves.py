@@ -126,7 +126,10 @@ def trade_off(rows: Sequence[Row]) -> Figure | None:
 
 def sweep(table: Table) -> Figure:
     """ACC and BWT at each value of a sweep, with their spread over the seeds."""
-    made = style.figure(7.4, 2.6)
+    # A fixed layout: a report may have a hundred sweeps, and a layout that measures every label
+    # takes as long as drawing the figure.
+    made = style.figure(7.4, 2.6, layout=None)
+    made.subplots_adjust(left=0.09, right=0.985, bottom=0.19, top=0.96, wspace=0.25)
     rows = [(line.cells[0], line.row) for line in table.lines if line.row is not None]
     for axes, measure, label in zip(
         made.subplots(1, 2), ("acc", "bwt"), ("ACC (%)", "BWT (fraction)"), strict=True
@@ -149,11 +152,13 @@ def gains(table: Table) -> Figure:
     made = style.figure(7.4, 0.27 * len(table.lines) + 0.8)
     axes = made.subplots()
     axes.axvline(0.0, color=style.colour(6), linewidth=1.0)
-    for y, values in enumerate(table.differences):
-        axes.plot(values, [y] * len(values), "o", color=style.colour(1), alpha=0.5, markersize=4.0)
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        axes.errorbar(float(np.mean(values)), y, xerr=deviation, fmt="D", color=style.colour(0),
-                      markersize=5.0, elinewidth=1.2, capsize=2.0)  # fmt: skip
+    gained = table.differences
+    seeds = [(value, y) for y, values in enumerate(gained) for value in values]
+    axes.plot(*zip(*seeds, strict=True), "o", color=style.colour(1), alpha=0.5, markersize=4.0)
+    means = [float(np.mean(values)) for values in gained]
+    deviations = [float(np.std(v, ddof=1)) if len(v) > 1 else np.nan for v in gained]
+    axes.errorbar(means, range(len(means)), xerr=deviations, fmt="D", color=style.colour(0),
+                  markersize=5.0, elinewidth=1.2, capsize=2.0)  # fmt: skip
     named = table.columns.index("method") + 1
     labels = [", ".join(line.cells[:named]) for line in table.lines]
     axes.set_yticks(range(len(labels)), labels)

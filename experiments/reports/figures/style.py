@@ -5,13 +5,14 @@ Matplotlib is imported by what draws: commands that only print their help do not
 
 from __future__ import annotations
 
+import hashlib
 import html
 import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradproj.experiments.common.files import write_atomically
 
@@ -78,16 +79,26 @@ def styled(ink: str = "black") -> Iterator[None]:
 @contextmanager
 def embedded() -> Iterator[None]:
     """Draw a figure that `to_svg` will put into a page."""
-    with styled(_INK):
+    from matplotlib import rc_context
+
+    settings: dict[Any, Any] = {
+        # Letters, not outlines, which were most of a page of many rows. The browser has fonts.
+        "svg.fonttype": "none",
+        # Each text repeats the list of families.
+        "font.family": ["DejaVu Sans", "sans-serif"],
+    }
+    with styled(_INK), rc_context(settings):
         yield
 
 
-def figure(width: float, height: float) -> Figure:
+def figure(
+    width: float, height: float, layout: Literal["constrained"] | None = "constrained"
+) -> Figure:
     """Make an empty figure that needs no window system."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
+    made = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(made)
     return made
 
@@ -126,10 +137,20 @@ def to_svg(made: Figure, name: str) -> str:
     metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
     made.savefig(out, format="svg", transparent=True, metadata=metadata)
     text = out.getvalue()
-    text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    # Glyphs and clips are referred to by name, which must not mean another figure's.
-    prefix = re.sub(r"\W+", "-", name)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    text = text[text.index("<svg") :]
+    # Clips and markers are referred to by name, which must not mean another figure's. Most names
+    # are not referred to. Labels come from files and stay as they are: only tags are changed.
+    prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:10]}-"
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+
+    def name_of(found: re.Match[str]) -> str:
+        return f' id="{prefix}{found[1]}"' if found[1] in used else ""
+
+    def rename(tag: re.Match[str]) -> str:
+        named = re.sub(r' id="([^"]+)"', name_of, tag[0]).replace(_INK, "currentColor")
+        return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", named)
+
+    text = re.sub(r"<[^>]*>", rename, text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
 
 

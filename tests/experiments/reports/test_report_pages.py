@@ -73,6 +73,25 @@ def test_a_page_of_many_rows_is_drawn(tmp_path):
     assert "FirstK, strength=0.9" in render_page(build(collect([tmp_path]), {}))
 
 
+def test_a_page_of_many_rows_stays_small(tmp_path):
+    for number in range(40):
+        changes = {"options": {"strength": (number % 8 + 1) / 20, "rank": number // 8 + 1}}
+        write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8, tasks=20), changes=changes)
+    page = render_page(build(collect([tmp_path]), {}))
+    # 600 rows must stay below 8 MB.
+    assert len(page) < 1_200_000
+    assert "(highest ACC: 28 of 40 rows)" in page
+
+
+def test_labels_are_text_that_no_renaming_changes(tmp_path):
+    name = 'x id="a" url(#b) #010203'
+    folder, config = write_run(tmp_path, f"{MNIST}/gem", 0, matrix(0.8))
+    (folder / "config.json").write_text(json.dumps(config | {"network": name}))
+    page = render_page(build(collect([tmp_path]), {}))
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", page)
+    assert any(name in html.unescape(text) for text in texts)
+
+
 def test_many_rows_find_their_controls_in_little_time(tmp_path, monkeypatch):
     count, asked = 12, []
     for number in range(count):
