@@ -241,7 +241,9 @@ class Run:
 
     def _maybe_checkpoint(self) -> None:
         due = time.monotonic() - self._saved_at >= self.checkpoint_seconds
-        self._stop = self._stop or self.should_stop()
+        # Not `self._stop = self._stop or …`: a Ctrl-C in the middle of it would be overwritten.
+        if self.should_stop():
+            self._stop = True
         if due or self._stop:
             self._checkpoint()
         if self._stop:

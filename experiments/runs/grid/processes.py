@@ -59,7 +59,14 @@ def run_in_processes(
                     process = context.Process(
                         target=_work, args=(job, told, watched), name=job.name
                     )
-                    process.start()
+                    try:
+                        process.start()
+                    except EOFError:
+                        # Ctrl-C ended the server that processes are forked from.
+                        if not lifeline.closed:
+                            raise
+                        outcomes[job.name] = Outcome(job.name, "interrupted", "not started")
+                        continue
                     told.close()  # or the pipe would not end with the process
                     running[heard] = job, process
                 for heard in wait(list(running)):

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import IO
 
@@ -54,6 +54,8 @@ def start_server() -> WorkerErrors:
     """Start the server, unless it runs already; its workers write their errors to the result."""
     errors = _errors()
     assert errors.file is not None
+    # Starting the tracker unblocks Ctrl-C, so it must run before the server is started.
+    resource_tracker.ensure_running()
     with (
         _changed_environment(import_environment()),
         _standard_error(errors.file.fileno()),
