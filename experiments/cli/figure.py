@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="stored samples per task, of memory-sweep")  # fmt: skip
     parser.add_argument("--strengths", nargs="+", type=float, metavar="λ",
                         default=[0.0, 0.1, 0.3, 1.0, 3.0, 10.0],
-                        help="of strength-sweep; 0 is no projection")  # fmt: skip
+                        help="of strength-sweep; 0 switches the projection off")  # fmt: skip
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
                         help="change a value in all runs")  # fmt: skip
     parser.add_argument("--runs", type=Path, default=Path("runs"),

@@ -1,4 +1,4 @@
-"""Output that nobody reads any more must not end what produces it."""
+"""Standard output that stays usable after its reader has closed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are killed, that fail, that nobody listens to, or that are stopped at once."""
+"""Workers that are killed or fail, output without a reader, and Ctrl-C at any moment."""
 
 import json
 import os
