@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# One thread a process: the tests and the demo use the cores by running several processes.
+# One thread per process: the tests and the demo use the cores by running several processes.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= auto
 
@@ -37,6 +37,7 @@ test: lint types
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/phrases.py
 
 # Checked as users see it: installed, not as folders of a checkout.
 types: $(VENV)/ready
