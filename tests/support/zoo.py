@@ -81,3 +81,12 @@ def new_gradient(G: np.ndarray, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     size = np.abs(G).max() or 1.0
     return rng.standard_normal(G.shape[1]) - 0.5 * G.mean(0) / size
+
+
+def as_code(**arrays: np.ndarray) -> str:
+    """Return Python code that makes these arrays again, to the last bit."""
+    return "\n".join(
+        f"{name} = np.frombuffer(bytes.fromhex({x.tobytes().hex()!r}), {x.dtype.name!r})"
+        f".reshape({x.shape})"
+        for name, x in arrays.items()
+    )
