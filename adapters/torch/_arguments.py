@@ -105,6 +105,20 @@ def losses(given: Any) -> None:
         )
 
 
+def passes(given: Any) -> list[Any]:
+    """Return the backward passes of the old tasks as a list; raise unless all can be called."""
+    found = (
+        list(given) if isinstance(given, Iterable) and not isinstance(given, Tensor) else [given]
+    )
+    for number, each in enumerate(found):
+        if not callable(each):
+            raise TypeError(
+                f"old_passes[{number}] is a {type(each).__name__}; pass one function per old task "
+                "that runs its backward pass, such as lambda: loss(task).backward()"
+            )
+    return found
+
+
 def function(given: Any) -> None:
     """Raise unless it can be called with the model and a batch."""
     if not callable(given):

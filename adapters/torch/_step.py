@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 from torch import Tensor, nn
@@ -77,12 +77,16 @@ class Step:
 
     def backward(self, task: Task, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run a loss backward into the row of its task; every `.grad` is None afterwards."""
+        with nullcontext() if self.apart is None else self.apart.recording(task):
+            self.run(task, lambda: loss.backward(retain_graph=retain_graph))
+
+    def run(self, task: Task, backward: Callable[[], object]) -> None:
+        """Let a function fill the row of a task; every `.grad` is None afterwards."""
         self._prepare()
         self.rows.attach(self._place(task))
         parameters = self.rows.layout.parameters
         before = [p._version for p in parameters]
-        with nullcontext() if self.apart is None else self.apart.recording(task):
-            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        backward()
         if before != [p._version for p in parameters]:
             raise RuntimeError(
                 "a parameter changed during backward: an optimizer that steps inside backward "

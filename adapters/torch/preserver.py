@@ -157,13 +157,9 @@ class Preserver:
                 + "; ".join(f"{name}: {reason}" for name, reason in self._unprotected.items())
             )
         self.rank = rank
+        self._check_rank()
         if rank is None:
             warn_of_wide(self._layers)
-        elif self._hard or group_of(model, process_group) is not None:
-            raise ValueError(
-                f"rank={rank!r} is for the soft form in one process: use a strength instead of a "
-                "share, and a model that is not distributed"
-            )
         else:
             for layer in self._layers:
                 layer.limit(rank)
@@ -220,6 +216,19 @@ class Preserver:
                 raise ValueError(f"share={value!r} is invalid: expected a number in [0, 1]")
         self._share = share
         self._shares = {name: float(value) for name, value in given.items() if value is not None}
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The processes whose observed inputs add up, if they were given.
+
+        A trainer that starts the processes itself can set them before the first task ends.
+        """
+        return self._group
+
+    @process_group.setter
+    def process_group(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self._check_rank()
 
     @property
     def protected(self) -> dict[str, tuple[str, ...]]:
@@ -409,6 +418,15 @@ class Preserver:
 
     def _project(self, layer: Protected, weight: Tensor | None, bias: Tensor | None) -> None:
         layer.project(weight, bias, self._strength)
+
+    def _check_rank(self) -> None:
+        if self.rank is None:
+            return
+        if self._hard or group_of(self.model, self._group) is not None:
+            raise ValueError(
+                f"rank={self.rank!r} is for the soft form in one process: use a strength instead "
+                "of a share, and a model that is not distributed"
+            )
 
     def _records(self, layer: Protected) -> bool:
         """Whether inputs of a layer are recorded."""

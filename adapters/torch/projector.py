@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from gradproj.adapters.torch._processes import Processes
 from gradproj.adapters.torch._rows import Rows
 from gradproj.adapters.torch._shards import reshard
 from gradproj.adapters.torch._solver import Solver
+from gradproj.adapters.torch._statistics import keep_running_statistics
 from gradproj.adapters.torch._step import Step
 from gradproj.adapters.torch._user import User
 from gradproj.adapters.torch.layers import Layers
@@ -356,11 +357,19 @@ class Projector:
         self._user.free()
 
     @eager
-    def project(self) -> None:
+    def project(self, old_passes: Iterable[Callable[[], object]] = ()) -> None:
         """Take what is in ``.grad`` as the new gradient, and replace it by the update.
 
         This is the exact form of gradient accumulation: gradients are accumulated first, and then
         projected. The stored gradients are used up.
+
+        Parameters
+        ----------
+        old_passes : iterable of callables
+            One function per old task that runs the backward pass of its loss, in place of
+            :meth:`zero_grad`, backward and :meth:`store`. Use it where a trainer has its own
+            backward call, such as ``accelerator.backward(loss)``. Functions whose gradient the
+            method does not need are not called.
 
         Examples
         --------
@@ -379,18 +388,52 @@ class Projector:
         >>> projector.project()
         >>> model.weight.grad
         tensor([[0.5000, 0.5000]])
+
+        The same update, with the old task's gradient computed on demand:
+
+        >>> model.zero_grad()
+        >>> model(torch.tensor([[1.0, 0.0]])).sum().backward()
+        >>> projector.project([lambda: model(torch.tensor([[-1.0, 1.0]])).sum().backward()])
+        >>> model.weight.grad
+        tensor([[0.5000, 0.5000]])
         """
+        passes = _arguments.passes(old_passes)
         with self._user.alone():
             rows = self._sync()
             step = self._open or Step(rows, self._solver)
             step.tasks()  # raises before anything is changed
-            if not step.empty:
+            if passes:
+                step = self._run(rows, passes)
+            elif not step.empty:
                 rows.refuse_updates()
             step.take_new()
             try:
                 self.last = step.finish(self.overflow)
             finally:
                 self.reset()
+
+    def _run(self, rows: Rows, passes: list[Callable[[], object]]) -> Step:
+        """Fill the rows of all old tasks while the new gradient waits; return the step."""
+        if self._open is not None and not self._open.empty:
+            raise RuntimeError(
+                "gradients of old tasks are stored already; pass old_passes or call store(), not "
+                "both, or call reset() to drop the stored ones"
+            )
+        rows.refuse_updates()
+        new = rows.put_aside()
+        if replicas(self.model) is not None:
+            # With gradient_as_bucket_view the next backward call writes to the old `.grad`.
+            new = {p: grad.clone() for p, grad in new.items()}
+        kept = nullcontext() if self.running_statistics else keep_running_statistics(self.model)
+        step = Step(rows, self._solver, len(passes))
+        try:
+            with kept:
+                for task, backward in enumerate(passes):
+                    if step.needs(task):
+                        step.run(task, backward)
+        finally:
+            rows.restore(new)
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a later step depends on: the draws of :class:`gradproj.SGEM`.

@@ -38,6 +38,7 @@ def find(
     modules = dict(model.named_modules())
     for argument, patterns in (("layers", layers or ()), ("exclude", exclude)):
         _check(argument, patterns, modules)
+    lora = [name for name, module in modules.items() if _is_lora(module)]
     outputs = {m.out_proj: m for m in modules.values() if is_attention(m)}
     found: dict[Key, Protected] = {}
     reasons: dict[nn.Parameter, str] = {}
@@ -53,6 +54,8 @@ def find(
             reason = _NOT_NAMED
         else:
             reason = _refused(module, hard)
+        if reason is None and any(name.startswith(f"{outer}.lora_") for outer in lora):
+            _refuse_lora(name)
         if reason is None:
             made = _made(name or type(model).__name__, module, outputs.get(module))
             reason = next(filter(None, (_join(found, layer) for layer in made)), None)
@@ -119,6 +122,22 @@ def _refused(module: nn.Module, hard: bool) -> str | None:
     if hard and isinstance(kind, Embedding):
         return "embeddings have no hard projection; use a strength instead of a share"
     return kind if isinstance(kind, str) else None
+
+
+def _is_lora(module: nn.Module) -> bool:
+    """Whether it is a LoRA layer of peft, which holds its two factors in lora_A and lora_B."""
+    return all(
+        isinstance(getattr(module, name, None), nn.ModuleDict) for name in ("lora_A", "lora_B")
+    )
+
+
+def _refuse_lora(name: str) -> None:
+    raise ValueError(
+        f"{name!r} is a LoRA factor, which Preserver does not support: the layer's output changes "
+        "with the product of A and B, and protecting each factor alone kept less than plain LoRA "
+        "with a lower learning rate. Train the full layers, or leave the factors unprotected with "
+        'exclude=["*.lora_*"]'
+    )
 
 
 def _made(name: str, module: nn.Module, attention: nn.Module | None) -> list[Protected]:

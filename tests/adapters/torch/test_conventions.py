@@ -1,5 +1,7 @@
 """The conventions of torch: `.grad` accumulates, losses are returned, batches may be dicts."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -201,3 +203,50 @@ def test_repr_says_what_there_is():
     memory = EpisodicMemory(4, "reservoir")
     memory.add("a", torch.zeros(3, 2))
     assert repr(memory) == "EpisodicMemory(tasks=1, samples=3, per_task=4, policy='reservoir')"
+
+
+@pytest.mark.parametrize("method", [gp.Decomposed(strength=0.5), gp.GEM(), gp.AGEM(), gp.SGEM()])
+def test_passes_of_old_tasks_are_stored_gradients(method):
+    model = mlp(4, 5, 3)
+    new, *old = torch.randn(4, 6, 4)
+
+    def backward(x):
+        cross_entropy(model(x), torch.zeros(6, dtype=torch.long)).backward()
+
+    updates = []
+    for stored in (True, False):
+        projector = Projector(model, copy.deepcopy(method))
+        model.zero_grad()
+        if stored:
+            for task, x in enumerate(old):
+                projector.zero_grad(task)
+                backward(x)
+                projector.store(task)
+            projector.zero_grad()
+        backward(new)
+        projector.project([] if stored else [lambda x=x: backward(x) for x in old])
+        updates.append([p.grad.clone() for p in model.parameters()])
+        assert projector.last.coefficients.shape[1] == 3
+    for a, b in zip(*updates, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_passes_that_fail_leave_the_new_gradient():
+    model = mlp(4, 5, 3)
+    model(torch.randn(6, 4)).sum().backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    with pytest.raises(ZeroDivisionError):
+        Projector(model).project([lambda: 1 / 0])
+    assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_passes_must_be_functions_and_the_only_old_gradients():
+    model = mlp(4, 5, 3)
+    projector = Projector(model)
+    model(torch.randn(6, 4)).sum().backward()
+    with pytest.raises(TypeError, match=r"old_passes\[0\] is a Tensor; pass one function per old"):
+        projector.project(model(torch.randn(6, 4)).sum())
+    projector.store(0)
+    model(torch.randn(6, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="stored already; pass old_passes or call store"):
+        projector.project([lambda: None])

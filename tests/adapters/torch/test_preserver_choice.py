@@ -237,3 +237,22 @@ class TestArguments:
             Preserver(mlp(4, 3, 2), importance=1.0)
         with pytest.raises(ValueError, match=r"importance=-1\.0 is invalid"):
             Preserver(mlp(4, 3, 2), share=0.9, importance=-1.0)
+
+
+class LoRA(nn.Module):
+    """A LoRA layer with the names that peft gives to its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = nn.Linear(4, 3).requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, 3, bias=False)})
+
+
+def test_lora_factors_are_refused_unless_they_are_excluded():
+    model = nn.Sequential(nn.Linear(4, 4), LoRA())
+    with pytest.raises(ValueError, match=r"'1\.lora_A\.default' is a LoRA factor, which Preserver"):
+        Preserver(model)
+    preserver = Preserver(model, exclude=["*.lora_*"])
+    assert preserver.unprotected["1.lora_A.default.weight"] == "excluded"
+    assert "0" in preserver.protected

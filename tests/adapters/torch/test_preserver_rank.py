@@ -97,3 +97,9 @@ def test_wide_layers_cause_a_warning_that_says_how_much_they_take(monkeypatch):
     with pytest.warns(UserWarning, match=r"layer '1' has 21 inputs.*take 1\.76 kB.*rank=256"):
         Preserver(model)
     Preserver(model, rank=4)
+
+
+def test_processes_that_are_named_later_are_refused_too():
+    preserver = Preserver(nn.Linear(4, 3), rank=2)
+    with pytest.raises(ValueError, match="rank=2 is for the soft form in one process"):
+        preserver.process_group = object()
