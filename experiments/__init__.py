@@ -23,7 +23,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradproj.experiments.data import Dataset
+    from gradproj.experiments.data import Dataset, make_dataset
     from gradproj.experiments.methods.learner import Learner
     from gradproj.experiments.methods.projection.learner import ProjectionLearner
     from gradproj.experiments.runs.presets import find as preset
@@ -36,6 +36,7 @@ __all__ = [
     "ProjectionLearner",
     "Stream",
     "Task",
+    "make_dataset",
     "permuted",
     "preset",
     "rotated",
@@ -50,6 +51,7 @@ _HOMES = {
     "ProjectionLearner": "methods.projection.learner",
     "Stream": "streams",
     "Task": "streams",
+    "make_dataset": "data",
     "permuted": "streams",
     "preset": "runs.presets:find",
     "rotated": "streams",

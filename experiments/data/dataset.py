@@ -1,4 +1,4 @@
-"""What every loader returns: a labelled image data set, whole and in memory."""
+"""The form in which every loader returns a data set: labelled images, completely in memory."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,21 @@ __all__ = ["Dataset"]
 class Dataset:
     """Training and test images with their labels.
 
+    Use `gradproj.experiments.make_dataset` to make one from arrays, frames or torch data sets.
+
     Attributes
     ----------
     name : str
-        What the data set is called in streams and results.
-    train_x, test_x : uint8 tensors, shape (n, C, H, W)
-        Images; they stay bytes, and are turned into floats a task at a time.
+        Name of the data set in streams and results.
+    train_x, test_x : uint8 or float32 tensors, shape (n, C, H, W)
+        Images. Bytes stay bytes in memory and become floats one task at a time. A vector of d
+        features is an image of shape (1, 1, d).
     train_y, test_y : int64 tensors, shape (n,)
         Labels in [0, classes).
     classes : int
         Number of classes.
     scale : float
-        The value of a full-bright pixel: x / scale lies in [0, 1].
+        Networks see x / scale. For bytes it is the value of the brightest pixel.
 
     Examples
     --------
@@ -45,25 +48,31 @@ class Dataset:
             ("train", self.train_x, self.train_y),
             ("test", self.test_x, self.test_y),
         ):
-            if x.dtype != torch.uint8 or x.ndim != 4:
+            if x.dtype not in (torch.uint8, torch.float32) or x.ndim != 4:
                 raise ValueError(
-                    f"{part}_x is {x.dtype} of shape {tuple(x.shape)}; "
-                    "give uint8 images of shape (n, C, H, W)"
+                    f"{part}_x is {x.dtype} of shape {tuple(x.shape)}; expected uint8 or float32 "
+                    "images of shape (n, C, H, W). gradproj.experiments.make_dataset converts "
+                    "other arrays"
                 )
             if y.dtype != torch.int64 or y.shape != x.shape[:1]:
                 raise ValueError(
-                    f"{part}_y is {y.dtype} of shape {tuple(y.shape)}; "
-                    f"give one int64 label for each of the {len(x)} images"
+                    f"{part}_y is {y.dtype} of shape {tuple(y.shape)}; expected one int64 label "
+                    f"for each of the {len(x)} images"
                 )
             if len(y) and not (int(y.min()) >= 0 and int(y.max()) < self.classes):
                 raise ValueError(
-                    f"{part}_y holds labels {int(y.min())} to {int(y.max())}; "
-                    f"classes={self.classes} needs labels 0 to {self.classes - 1}"
+                    f"{part}_y has labels from {int(y.min())} to {int(y.max())}; "
+                    f"classes={self.classes} needs labels from 0 to {self.classes - 1}"
                 )
         if self.train_x.shape[1:] != self.test_x.shape[1:]:
             raise ValueError(
-                f"test_x has images of shape {tuple(self.test_x.shape[1:])}; train_x has "
-                f"{self.shape}: give both the same shape"
+                f"test_x has images of shape {tuple(self.test_x.shape[1:])}, but train_x has "
+                f"images of shape {self.shape}; both need the same shape"
+            )
+        if self.train_x.dtype != self.test_x.dtype:
+            raise ValueError(
+                f"test_x is {self.test_x.dtype}, but train_x is {self.train_x.dtype}; both need "
+                "the same dtype"
             )
 
     @property

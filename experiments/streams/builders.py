@@ -58,6 +58,11 @@ def rotated(dataset: Dataset, tasks: int = 20, samples: int | None = 1000, seed:
     355
     """
     _, height, width = dataset.shape
+    if height == 1:
+        raise ValueError(
+            f"dataset {dataset.name!r} has samples of shape {dataset.shape}, which cannot be "
+            "rotated; use `permuted` or `split` for vectors"
+        )
     step = 180.0 / _positive("tasks", tasks)
     maps = [
         rotation_map(height, width, float(_generator(seed, "angle", t).uniform(t, t + 1) * step))

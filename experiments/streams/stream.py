@@ -32,7 +32,8 @@ class Part:
         """Make the images float32 in [0, 1], all or some; the labels are those of the head."""
         x = self.images[rows] if self.rows is None else self.images[self.rows[rows]]
         # Floats first: torch moves them four times as fast as bytes.
-        x = x.to(torch.float32).div_(self.scale)
+        # A copy, because images that are floats already must stay as they are.
+        x = x.to(torch.float32, copy=True).div_(self.scale)
         if self.pixels is not None:
             x = move_pixels(x, self.pixels)
         return x, self.labels[rows].clone()
