@@ -149,10 +149,11 @@ def test_unknown_names():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train_x": torch.zeros(2, 1, 2, 2)}, "train_x is torch.float32"),
+        ({"train_x": torch.zeros(2, 1, 2, 2).double()}, "train_x is torch.float64 of shape"),
+        ({"train_x": torch.zeros(2, 1, 2, 2)}, "both need the same dtype"),
         ({"test_x": torch.zeros(2, 2, 2, dtype=torch.uint8)}, r"test_x is .* of shape \(2, 2, 2\)"),
         ({"train_y": torch.tensor([0])}, "train_y .* one int64 label for each of the 2 images"),
-        ({"train_y": torch.tensor([0, 5])}, "train_y holds labels 0 to 5; classes=2"),
+        ({"train_y": torch.tensor([0, 5])}, "train_y has labels from 0 to 5; classes=2"),
         ({"test_x": torch.zeros(2, 1, 3, 3, dtype=torch.uint8)}, "test_x has images of shape"),
     ],
 )
