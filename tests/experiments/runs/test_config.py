@@ -256,6 +256,8 @@ def test_a_file_may_offer_some_methods_only():
     found = presets.find("mnist-permutations-gpm/gpm")
     assert (found.benchmark, found.epochs, found.lr) == ("mnist-permutations", 5, 0.01)
     assert found.options.share == (0.95, 0.99, 0.99)
+    # Its strength was chosen with scaled moments, unlike the default of the other benchmarks.
+    assert presets.find("mnist-permutations-gpm/preserve").options.scaled
 
 
 def test_input_space_methods_have_presets_on_all_benchmarks():
