@@ -12,6 +12,9 @@ from gradproj._arrays import Array, HostArray, widened
 # Columns per block. Blocks are multiplied in their own dtype and added up in float64, so that the
 # error of a float32 sum does not grow with N.
 _BLOCK = 1 << 16
+# A single row is added up in short dot products anyway. Two vectors of this length fit into the
+# second-level cache.
+_ROW_BLOCK = 1 << 17
 # Blocks that are converted to float64 first are copies, so they are shorter.
 WIDE_BLOCK = 1 << 14
 # On a GPU every block costs kernel launches: very long gradients get longer blocks there.
@@ -32,8 +35,10 @@ _GROUP = 8
 _FEW_ROWS = 11
 
 
-def cuts(xp: Any, T: int, N: int, most: int = _BLOCK) -> Iterator[slice]:
-    """Cut N columns of T rows into blocks of at most that many; one empty block if N is 0."""
+def cuts(xp: Any, T: int, N: int, most: int | None = None) -> Iterator[slice]:
+    """Cut N columns of T rows into blocks of at most `most`; one empty block if N is 0."""
+    if most is None:
+        most = _ROW_BLOCK if T == 1 else _BLOCK
     if xp is not np:
         block = max(most, -(-N // _MOST_BLOCKS))
     elif T > _FEW_ROWS and (width := _width(T)) >= _LEAST_WIDTH:

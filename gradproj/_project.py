@@ -19,6 +19,7 @@ from gradproj._products import (
     fitting_factors,
     measure_entered,
 )
+from gradproj._reduction import Reduction
 from gradproj._sums import measure_old
 
 
@@ -121,10 +122,11 @@ def project(
     """
     _check_method(method)
     with computing(g):
-        updates, solution = _project([enter({"g": g, "G": G})], [""], method, precise)
+        updates, solution, reduction = _project([enter({"g": g, "G": G})], [""], method, precise)
     if not full_output:
         update: SameArray = updates[0]
         return update
+    solution = _of_all_tasks(solution, reduction)
     return Projection(
         updates[0],
         solution.coefficients[0],
@@ -204,9 +206,10 @@ def project_layers(
     _check_method(method)
     g, G = list(g), list(G)
     with computing(g[0] if g else None):
-        updates, solution = _project(*enter_layers(g, G), method=method, precise=precise)
+        updates, solution, reduction = _project(*enter_layers(g, G), method, precise)
     if not full_output:
         return updates
+    solution = _of_all_tasks(solution, reduction)
     return Projection(
         updates,
         solution.coefficients,
@@ -224,10 +227,13 @@ def _check_method(method: Method) -> None:
 
 def _project(
     layers: Sequence[Entered], labels: Sequence[str], method: Method, precise: bool
-) -> tuple[list[Array], Solution]:
-    """Project each layer; return the updates in the caller's form and the solution."""
+) -> tuple[list[Array], Solution, Reduction | None]:
+    """Project each layer; return the updates in the caller's form and the solution.
+
+    With a reduction, the solution is in terms of its one combination of the old gradients.
+    """
     if not layers:
-        return [], Solution(np.zeros((0, 0)))
+        return [], Solution(np.zeros((0, 0))), None
     xp = layers[0].xp
     new, old = ([layer.arrays[k] for layer in layers] for k in (0, 1))
     T = old[0].shape[0]
@@ -254,9 +260,13 @@ def _project(
     largest = float(xp.finfo(new[0].dtype).max)
     if factors is not None or not _surely_fits(solution, products, largest):
         check_overflow(xp, updates)
-    if reduction is not None:
-        solution = reduction.expand(solution)
-    return [layer.leave(w) for layer, w in zip(layers, updates, strict=True)], solution
+    left = [layer.leave(w) for layer, w in zip(layers, updates, strict=True)]
+    return left, solution, reduction
+
+
+def _of_all_tasks(solution: Solution, reduction: Reduction | None) -> Solution:
+    """Return the solution with one coefficient per old task."""
+    return solution if reduction is None else reduction.expand(solution)
 
 
 def _surely_fits(solution: Solution, products: Products, largest: float) -> bool:

@@ -34,13 +34,14 @@ def measure_old(
     wide = wide_layers(xp, new, precise)
     if reduction is None:
         return old, measure_entered(xp, new, old, wide)
-    weights, tasks = reduction.weights, reduction.tasks
+    weights = reduction.weights
     if len(weights) != old[0].shape[0]:
         raise ValueError(
             f"reduce({old[0].shape[0]}) returned {len(weights)} weights: return one per old task"
         )
-    if len(tasks) == 1 and weights[tasks[0]] == 1:
-        rows = [G_l[tasks[0] : tasks[0] + 1, :] for G_l in old]
+    task = int(weights.argmax())
+    if weights[task] == 1 and np.count_nonzero(weights) == 1:
+        rows = [G_l[task : task + 1, :] for G_l in old]
         return rows, measure_entered(xp, new, rows, wide)
     sums = [_weighted_sum(xp, G_l, weights, each) for G_l, each in zip(old, wide, strict=True)]
     rows, scales = [row for row, _ in sums], [scale for _, scale in sums]

@@ -49,14 +49,15 @@ class AGEM(Method):
         check_strength(self.strength)
 
     def solve_layers(self, products: Products) -> Solution:
-        T = max(products.h.shape[1], 1)
+        layers, tasks = products.h.shape
+        T = max(tasks, 1)
         slope, square = products.h.sum(1) / T, products.C.sum((1, 2)) / T**2
         # Where the old gradients cancel, only the rounding of the products is left.
-        rounding = products.tolerance * np.trace(products.C, axis1=1, axis2=2) / T**2
+        rounding = products.tolerance * products.C.trace(axis1=1, axis2=2) / T**2
         corrected = (slope < 0) & (square > rounding)
-        step = np.divide(-slope, square, out=np.zeros_like(slope), where=corrected)
+        step = np.divide(-slope, square, out=np.zeros(layers), where=corrected)
         multiplier = corrected * np.maximum(step, self.strength)
-        coefficients = np.repeat(multiplier[:, None] / T, products.h.shape[1], axis=1)
+        coefficients = (multiplier[:, None] / T).repeat(tasks, axis=1)
         return Solution(coefficients, 0, multiplier, corrected)  # type: ignore[arg-type]
 
     def reduce(self, T: int) -> Reduction:
