@@ -37,7 +37,7 @@ _UNIT = (
 )
 _COUNT = (
     r"(?:one|two|three|ten|once|twice|times|samples|images|numbers|passes|steps|rows|lines|seconds|"
-    r"minutes|epochs|gradients|threads|calls|names|values|bytes|megabytes|MB|files|environments?|"
+    r"minutes|epochs|gradients|threads|calls|values|bytes|megabytes|MB|files|environments?|"
     r"JSON|thread|folder|process|picture|figure|pool|head|entry|curve|panel)"
 )
 
