@@ -49,7 +49,7 @@ test-deep: $(VENV)/ready
 	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) tests/core
 
 fuzz: $(VENV)/ready
-	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/experiments/test_hostile_folders.py
+	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/experiments/reports/test_hostile_folders.py
 
 # Resumes after an interruption. ONLY takes names of mutants, of modules, or patterns.
 mutants: $(VENV)/ready

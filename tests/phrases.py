@@ -138,8 +138,6 @@ NOT_YET_CLEAN: tuple[str, ...] = (
     "experiments/runs/evaluation.py",
     "experiments/runs/events.py",
     "experiments/runs/folder.py",
-    "experiments/runs/grid/processes.py",
-    "experiments/runs/grid/ray.py",
     "experiments/runs/grid/server.py",
     "experiments/runs/grid/worker.py",
     "experiments/runs/presets/class-methods.toml",

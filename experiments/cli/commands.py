@@ -46,8 +46,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gradproj",
         description="Continual learning by gradient projection: experiments.",
-        epilog="exit codes: 0 done, 1 something failed, 2 wrong input, 130 stopped by Ctrl-C or "
-        "SIGTERM (runs then go on with --resume)",
+        epilog="exit codes: 0 done, 1 something failed, 2 wrong input, 130 stopped by Ctrl-C, "
+        "143 stopped by SIGTERM (--resume then continues the runs)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (path, summary) in COMMANDS.items():

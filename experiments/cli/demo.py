@@ -13,6 +13,7 @@ from gradproj.experiments.cli.display import make_display
 from gradproj.experiments.reports.figures.demo import METHODS, collect, draw, tabulate
 from gradproj.experiments.runs.grid import execute_all
 from gradproj.experiments.runs.jobs import make_jobs
+from gradproj.experiments.runs.signals import exit_code
 
 __all__ = ["configure", "execute", "run_demo"]
 
@@ -50,7 +51,7 @@ def run_demo(
     failed = [outcome for outcome in outcomes if outcome.kind not in ("finished", "skipped")]
     if any(outcome.kind == "interrupted" for outcome in failed):
         console.print("stopped; the same command goes on from here", highlight=False)
-        return 130
+        return exit_code()
     for outcome in failed:
         console.print(f"{outcome.name}: {outcome.message}", markup=False, highlight=False)
     if failed:

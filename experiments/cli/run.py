@@ -15,6 +15,7 @@ from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.grid import Outcome, execute_all
 from gradproj.experiments.runs.jobs import make_jobs
+from gradproj.experiments.runs.signals import exit_code
 
 __all__ = ["configure", "execute"]
 
@@ -91,7 +92,7 @@ def execute(args: argparse.Namespace) -> int:
     -------
     int
         0 if all is done, 1 if a run failed, 2 if none did but the values of one cannot be used,
-        130 if Ctrl-C or SIGTERM stopped one: --resume then continues it.
+        130 if Ctrl-C and 143 if SIGTERM stopped one: --resume then continues it.
     """
     if args.address and args.executor != "ray":
         raise ConfigError(f"--address {args.address} is of a Ray cluster; add --executor ray")
@@ -130,7 +131,7 @@ def _summarise(outcomes: Sequence[Outcome], out: Path, console: Console) -> int:
             )
     if "interrupted" in kinds:
         console.print("continue with the same command and --resume", highlight=False)
-        return 130
+        return exit_code()
     if "failed" in kinds:
         return 1
     return 2 if "refused" in kinds else 0

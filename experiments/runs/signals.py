@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["deferred_signals", "ended_at_once", "never", "without_interrupts"]
+__all__ = ["deferred_signals", "ended_at_once", "exit_code", "never", "without_interrupts"]
+
+_last = signal.SIGINT
+
+
+def exit_code() -> int:
+    """Return the exit code of a process that a signal stopped: 128 plus the signal's number."""
+    return 128 + _last
 
 
 def never() -> bool:
@@ -68,7 +75,9 @@ def deferred_signals(request_stop: Callable[[], None]) -> Iterator[None]:
         for name, handler in previous.items():
             signal.signal(name, handler)
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
+        global _last
+        _last = signal.Signals(number)
         request_stop()
         restore()
 

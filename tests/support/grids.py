@@ -4,6 +4,10 @@ import os
 import signal
 import struct
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradproj.experiments.methods.bounds.single import Single
 
 
 class Crash:
@@ -27,19 +31,28 @@ class CrashInAWord(Crash):
         return super().__getattr__(name)
 
 
-class CrashOnce:
-    """In place of a configuration: kills its process the first time, and is the real one later."""
+@dataclass(frozen=True)
+class Options:
+    """When it dies: `number` is a signal, and once the file `mark` exists it lives."""
 
-    def __init__(self, config, mark):
-        self.config, self.mark = config, mark
+    mark: str = ""
+    number: int = int(signal.SIGKILL)
+    step: int = 4
 
-    def __getattr__(self, name):
-        if name.startswith("__") or name in ("config", "mark"):
-            raise AttributeError(name)
-        if not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return getattr(self.config, name)
+
+class DiesOnce(Single):
+    """Fine-tuning that kills its own process once, at a step in the middle."""
+
+    name = "dies-once"
+    Options = Options
+    step = 0
+
+    def observe(self, *args, **kwargs):
+        self.step += 1
+        if self.step == self.options.step and not Path(self.options.mark).exists():
+            Path(self.options.mark).touch()
+            os.kill(os.getpid(), self.options.number)
+        return super().observe(*args, **kwargs)
 
 
 class Abort(Crash):

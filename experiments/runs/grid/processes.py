@@ -1,4 +1,4 @@
-"""Many runs: one process per run, as many at a time as there are cores."""
+"""A grid of runs in processes: one per run, and as many at a time as there are cores."""
 
 from __future__ import annotations
 
@@ -10,49 +10,48 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from gradproj.experiments.runs.events import Event
+from gradproj.experiments.runs.grid.progress import Progress
 from gradproj.experiments.runs.grid.server import WorkerErrors, start_server
 from gradproj.experiments.runs.grid.worker import Job, Outcome, execute
 from gradproj.experiments.runs.signals import deferred_signals
 
-__all__ = ["Retries", "run_in_processes"]
+__all__ = ["run_in_processes"]
 
-# How often a run is started again whose process was killed from outside, as for want of memory.
-RETRIES = 3
+# Exit codes of a process that was killed from outside.
 KILLED = (-signal.SIGTERM, -signal.SIGKILL) if os.name != "nt" else ()
 
 
 def run_in_processes(
     jobs: Sequence[Job], show: Callable[[Event], None], workers: int | None = None
 ) -> list[Outcome]:
-    """Do all jobs, each in its own process, and return their outcomes in order.
+    """Execute each job in its own process and return the outcomes in order.
 
-    A process of its own for each run means that one that crashes, or is killed for want of
-    memory, leaves the others alone. It is started again from its last checkpoint, up to `RETRIES`
-    times. At Ctrl-C or SIGTERM, or if this process is killed, each run writes a checkpoint after
-    its next step and stops.
+    A run that crashes does not affect the others. A run whose process is killed, for example
+    because memory ran out, is started again from its last checkpoint (see `Progress`). At Ctrl-C
+    or SIGTERM, or if this process is killed, each run writes a checkpoint after its next step and
+    stops.
     """
     context, errors = process_context()
     workers = workers or os.cpu_count() or 1
     waiting = deque(jobs)
-    # A pipe each: with one queue for all, a process killed while it writes would block the others.
+    # One pipe per process: a process killed while it writes would block a queue that all share.
     running: dict[Any, tuple[Job, BaseProcess]] = {}
-    retries = Retries(show)
-    outcomes: dict[str, Outcome] = {}
-    # Nothing is ever sent through this pipe. It ends when our end is closed, by us or by our death,
-    # and unlike a signal it can tell a process twice without harm: Ctrl-C reaches them all anyway.
+    sent: dict[str, Outcome] = {}
+    progress = Progress(show)
+    # Nothing is sent through this pipe. It ends when this end is closed, by us or by our death.
+    # Unlike a signal, it can reach a process twice without harm: Ctrl-C reaches all processes too.
     watched, lifeline = context.Pipe(duplex=False)
     try:
         with deferred_signals(lifeline.close):
             while waiting or running:
                 while lifeline.closed and waiting:
-                    name = waiting.popleft().name
-                    outcomes[name] = Outcome(name, "interrupted", "not started")
+                    job = waiting.popleft()
+                    progress.end(job, Outcome(job.name, "interrupted", "not started"))
                 while waiting and len(running) < workers:
                     job = waiting.popleft()
                     heard, told = context.Pipe(duplex=False)
@@ -65,30 +64,28 @@ def run_in_processes(
                         # Ctrl-C ended the server that processes are forked from.
                         if not lifeline.closed:
                             raise
-                        outcomes[job.name] = Outcome(job.name, "interrupted", "not started")
+                        progress.end(job, Outcome(job.name, "interrupted", "not started"))
                         continue
-                    told.close()  # or the pipe would not end with the process
+                    told.close()  # Otherwise the pipe would not end with the process.
                     running[heard] = job, process
                 for heard in wait(list(running)):
                     item = _next(heard)
                     if isinstance(item, Outcome):
-                        outcomes[item.name] = item
+                        sent[item.name] = item
                     elif item is not None:
-                        retries.hear(item)
+                        progress.hear(item)
                     else:
                         job, process = running.pop(heard)
                         process.join()
-                        said, code = errors.take(), process.exitcode
-                        killed = code in KILLED and not lifeline.closed
-                        if job.name in outcomes:
-                            _print(said)
-                        elif again := retries.next(job, f"exit code {code}", killed):
+                        outcome, lost = _ended(
+                            job,
+                            sent.pop(job.name, None),
+                            process.exitcode,
+                            errors.take(),
+                            stopped=lifeline.closed,
+                        )
+                        if again := progress.end(job, outcome, lost):
                             waiting.appendleft(again)
-                            _print(said)
-                        else:
-                            outcome = _lost(job, code, said, stopped=lifeline.closed)
-                            outcomes[job.name] = outcome
-                            show(Event(kind=outcome.kind, run=job.name, message=outcome.message))
     except KeyboardInterrupt:  # the second Ctrl-C
         for _, process in running.values():
             process.kill()
@@ -98,11 +95,11 @@ def run_in_processes(
         watched.close()
         for heard in running:
             heard.close()
-    return [outcomes[job.name] for job in jobs]
+    return progress.outcomes(jobs)
 
 
 def _next(heard: Any) -> Event | Outcome | None:
-    """Receive what a process sent; None if it has ended, perhaps in the middle of a word."""
+    """Receive an item from a process, or None if the process has ended, even within an item."""
     try:
         item: Event | Outcome = heard.recv()
     except (EOFError, OSError):
@@ -113,60 +110,39 @@ def _next(heard: Any) -> Event | Outcome | None:
 
 def _work(job: Job, told: Any, watched: Any) -> None:
     faulthandler.enable()  # If it dies of a signal, its errors say where.
-    # The lifeline tells of Ctrl-C; an exception anywhere would only leave a traceback.
+    # The lifeline reports Ctrl-C. An exception anywhere would only leave a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def send(item: Event | Outcome) -> None:
-        # If nobody listens any more, the run has yet to write its checkpoint.
+        # If the parent is gone, the run still has to write its checkpoint.
         with suppress(BrokenPipeError):
             told.send(item)
 
     send(execute(job, send, should_stop=lambda: bool(wait([watched], 0))))
 
 
-def _print(said: str) -> None:
-    """Pass on what a worker wrote to its standard error, such as warnings."""
-    if said:
-        print(said, file=sys.stderr)
+def _ended(
+    job: Job, sent: Outcome | None, code: int | None, errors: str, *, stopped: bool
+) -> tuple[Outcome, str]:
+    """Return how a process ended, and why it was lost; "" if it was not killed.
 
-
-def _lost(job: Job, code: int | None, said: str, *, stopped: bool) -> Outcome:
-    if stopped:  # by a signal that reached it too, before its first step
-        return Outcome(job.name, "interrupted", "stopped; --resume continues it")
+    What it wrote to standard error, such as warnings, is passed on or becomes part of the outcome.
+    """
+    if sent is None and stopped:  # A signal reached it too, before its first step.
+        sent = Outcome(job.name, "interrupted", "stopped; --resume continues it")
+    terminated = sent is not None and sent.kind == "interrupted" and not stopped
+    killed = sent is None and code in KILLED
+    if errors and (sent or killed):
+        print(errors, file=sys.stderr)
+    if sent is not None:
+        return sent, "SIGTERM" if terminated else ""
     message = f"its process ended with exit code {code}; --resume continues it"
-    return Outcome(job.name, "failed", f"{message}\n{said}".rstrip())
-
-
-class Retries:
-    """Passes events on, and says how a run whose process was lost is done again."""
-
-    def __init__(self, show: Callable[[Event], None]) -> None:
-        self._show = show
-        self._begun: set[str] = set()
-        self._left: dict[str, int] = {}
-
-    def hear(self, event: Event) -> None:
-        """Pass an event on."""
-        if event.kind in ("step", "task"):
-            self._begun.add(event.run)
-        self._show(event)
-
-    def next(self, job: Job, why: str, killed: bool) -> Job | None:
-        """Return the job that continues this one; None if it was not killed, or too often."""
-        left = self._left.setdefault(job.name, RETRIES)
-        if not killed or not left:
-            return None
-        self._left[job.name] -= 1
-        number = f"{RETRIES - left + 1} of {RETRIES}"
-        message = f"its process was killed ({why}); it goes on from its last checkpoint ({number})"
-        self._show(Event(kind="notice", run=job.name, message=message))
-        # What a run has begun must not be started over; what it has not may still have to be.
-        force = job.arguments.get("force", False) and job.name not in self._begun
-        return replace(job, arguments={**job.arguments, "resume": True, "force": force})
+    failed = Outcome(job.name, "failed", f"{message}\n{errors}".rstrip())
+    return failed, f"exit code {code}" if killed else ""
 
 
 def process_context() -> tuple[Any, WorkerErrors]:
-    """Fork from a server that has torch loaded, where there is one: runs then start at once."""
+    """Return a context that forks processes from a server with torch loaded, if the system can."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     if "forkserver" not in multiprocessing.get_all_start_methods():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gradproj.experiments.common.errors import RunError
 from gradproj.experiments.runs.events import Event
-from gradproj.experiments.runs.grid.processes import Retries
+from gradproj.experiments.runs.grid.progress import Progress
 from gradproj.experiments.runs.grid.server import import_environment
 from gradproj.experiments.runs.grid.worker import Job, Outcome, execute
 from gradproj.experiments.runs.signals import deferred_signals
@@ -23,72 +25,97 @@ def run_on_ray(
     address: str | None = None,
     workers: int | None = None,
 ) -> list[Outcome]:
-    """Do all jobs as Ray tasks of one core each and return their outcomes in order.
+    """Execute all jobs as Ray tasks of one core each and return their outcomes in order.
+
+    A run whose worker is lost is started again from its last checkpoint, see `Progress`. At
+    Ctrl-C or SIGTERM each run writes a checkpoint after its next step and stops.
 
     Parameters
     ----------
     jobs : sequence of Job
         Their folders must be on storage that all machines share.
     show : callable
-        Is told of the events of all runs.
+        Receives the events of all runs.
     address : str, optional
-        The cluster; without it a Ray is started on this machine for the time of the call.
+        Address of the cluster. Without it, a local Ray is started for the duration of the call.
     workers : int, optional
-        Cores of the local Ray; all of them by default.
+        Number of cores of the local Ray; all of them by default.
     """
+    with _connected(address, workers) as ray:
+        from ray.util.queue import Queue
+
+        # If the process of the queue is lost, a new one starts with an empty queue.
+        events: Any = Queue(actor_options={"max_restarts": -1})
+        task = ray.remote(num_cpus=1, max_retries=0)(_work)
+        running = {task.remote(job, events): job for job in jobs}
+        progress = Progress(show)
+        stop = threading.Event()
+        cancelled = False
+        with deferred_signals(stop.set):
+            while running:
+                if stop.is_set() and not cancelled:
+                    # Raises Ctrl-C in the workers, whose runs then write their checkpoints.
+                    cancelled = True
+                    for reference in running:
+                        ray.cancel(reference)
+                done, _ = ray.wait(list(running), timeout=0.2)
+                _drain(events, progress.hear)
+                for reference in done:
+                    job = running.pop(reference)
+                    outcome, lost = _outcome(ray, reference, job, stopped=cancelled)
+                    if again := progress.end(job, outcome, lost):
+                        running[task.remote(again, events)] = again
+        return progress.outcomes(jobs)
+
+
+@contextmanager
+def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
     try:
         import ray
-        from ray.util.queue import Queue
     except ImportError as error:
         raise RunError("ray is not installed; pip install 'gradproj[ray]'") from error
-
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if not address:
-        # The workers of a cluster have paths of their own.
+        # The workers of a cluster have import paths of their own.
         options |= {"num_cpus": workers, "include_dashboard": False,
                     "runtime_env": {"env_vars": import_environment()}}  # fmt: skip
-    ray.init(address=address, **options)
+    with _own_sigterm():
+        ray.init(address=address, **options)
     try:
-        events: Any = Queue()
-        task = ray.remote(num_cpus=1, max_retries=0)(_work)
-        references = {task.remote(job, events): job for job in jobs}
-        retries = Retries(show)
-        outcomes: dict[str, Outcome] = {}
-        stopped = False
-
-        def stop() -> None:
-            # Raises Ctrl-C in the workers: runs write a checkpoint after their next step.
-            nonlocal stopped
-            stopped = True
-            for reference in list(references):
-                ray.cancel(reference)
-
-        with deferred_signals(stop):
-            while references:
-                done, _ = ray.wait(list(references), timeout=0.2)
-                _drain(events, retries.hear)
-                for reference in done:
-                    job = references.pop(reference)
-                    try:
-                        outcomes[job.name] = ray.get(reference)
-                    except ray.exceptions.TaskCancelledError:
-                        outcomes[job.name] = Outcome(job.name, "interrupted", "stopped")
-                    except ray.exceptions.RayError as error:
-                        again = retries.next(job, type(error).__name__, not stopped)
-                        if again is not None:
-                            references[task.remote(again, events)] = again
-                            continue
-                        message = f"its Ray worker was lost: {error}"
-                        outcomes[job.name] = Outcome(job.name, "failed", message)
-                        show(Event(kind="failed", run=job.name, message=message))
-        return [outcomes[job.name] for job in jobs]
+        yield ray
     finally:
         ray.shutdown()
 
 
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the handler of SIGTERM: Ray's own would end the process with exit code 15."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _outcome(ray: Any, reference: Any, job: Job, *, stopped: bool) -> tuple[Outcome, str]:
+    """Return how a task ended, and why its worker was lost; "" if it was not lost."""
+    try:
+        outcome: Outcome = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        if stopped:  # perhaps before its first step
+            return Outcome(job.name, "interrupted", "stopped; --resume continues it"), ""
+        message = f"its Ray worker was lost: {error}"
+        # Errors of the task itself, such as a module that a worker cannot import, come again.
+        lost = "" if isinstance(error, ray.exceptions.RayTaskError) else type(error).__name__
+        return Outcome(job.name, "failed", message), lost
+    terminated = outcome.kind == "interrupted" and not stopped
+    return outcome, "SIGTERM" if terminated else ""
+
+
 def _work(job: Job, events: Any) -> Outcome:
     def send(event: Event) -> None:
-        # The process that passes events on may be lost; the run goes on without it.
+        # The process of the queue may be lost; the run continues without it.
         with suppress(Exception):
             events.put(event)
 
@@ -99,6 +126,6 @@ def _drain(events: Any, show: Callable[[Event], None]) -> None:
     while True:
         try:
             event = events.get(block=False)
-        except Exception:  # It is empty, or the process that holds it was lost.
+        except Exception:  # It is empty, or its process was lost.
             return
         show(event)

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from support.grids import Abort, CrashOnce
+from support.grids import Abort
 
 from gradproj.experiments.runs.events import Event
-from gradproj.experiments.runs.grid import Job
-from gradproj.experiments.runs.grid.processes import RETRIES, Retries, run_in_processes
+from gradproj.experiments.runs.grid import Job, Outcome
+from gradproj.experiments.runs.grid.processes import run_in_processes
+from gradproj.experiments.runs.grid.progress import RETRIES, Progress
 from gradproj.experiments.runs.grid.server import import_environment
 from gradproj.experiments.runs.resolve import resolve
 
@@ -45,38 +46,62 @@ def results(folder):
 
 
 def test_a_killed_run_is_started_again_and_a_failing_one_shows_its_error(tmp_path):
-    config = resolve(QUICK)
+    def dying(number):
+        options = {"mark": str(tmp_path / f"mark-{number}"), "number": int(number)}
+        config = resolve({**QUICK, "method": "support.grids:DiesOnce", "options": options})
+        return Job(signal.Signals(number).name, config, tmp_path / str(number), arguments)
+
+    arguments = {"checkpoint_seconds": 0}
     jobs = [
-        Job("plain", config, tmp_path / "plain", {}),
-        Job("killed", CrashOnce(config, tmp_path / "mark"), tmp_path / "killed", {}),
+        Job("plain", resolve(QUICK), tmp_path / "plain", arguments),
+        dying(signal.SIGKILL),
+        dying(signal.SIGTERM),
         Job("abort", Abort(), tmp_path / "abort", {}),
     ]
     events = []
-    plain, killed, abort = run_in_processes(jobs, events.append, workers=1)
-    assert (plain.kind, killed.kind, abort.kind) == ("finished", "finished", "failed")
-    (notice,) = [event for event in events if event.kind == "notice"]
-    assert notice.run == "killed"
-    assert "killed (exit code -9); it goes on from its last checkpoint (1 of 3)" in notice.message
-    one, two = ([r["accuracy_matrix"] for r in results(tmp_path / n)] for n in ("plain", "killed"))
-    assert one == two
+    *finished, abort = run_in_processes(jobs, events.append, workers=1)
+    assert [outcome.kind for outcome in finished] == ["finished"] * 3
+    first, second = (event for event in events if event.kind == "notice")
+    assert (first.run, second.run) == ("SIGKILL", "SIGTERM")
+    restarted = "; it continues from its last checkpoint (1 of 3)"
+    assert first.message == f"its process was killed (exit code -9){restarted}"
+    assert second.message == f"its process was killed (SIGTERM){restarted}"
+    # At SIGTERM the run stopped by itself, which is not the end of it.
+    assert [event.run for event in events if event.kind == "interrupted"] == []
+    matrices = [result["accuracy_matrix"] for result in results(tmp_path)]
+    assert len(matrices) == 3
+    assert matrices == matrices[:1] * 3
+    assert abort.kind == "failed"
     assert abort.message.startswith("its process ended with exit code 7; --resume continues it\n")
     assert abort.message.endswith("the library gave up")
 
 
-def test_a_run_is_retried_a_few_times_and_never_started_over_once_it_has_begun(tmp_path):
+def test_a_run_is_restarted_a_few_times_and_never_started_over_once_it_has_begun(tmp_path):
     shown = []
-    retries = Retries(shown.append)
+    progress = Progress(shown.append)
     job = Job("run", None, tmp_path, {"force": True, "resume": False})
-    assert retries.next(job, "exit code 1", killed=False) is None
-    first = retries.next(job, "exit code -9", killed=True)
+    failed = Outcome("run", "failed", "lost")
+    first = progress.end(job, failed, "exit code -9")
     assert first.arguments == {"force": True, "resume": True}
-    retries.hear(Event("step", "run"))
+    progress.hear(Event("step", "run"))
     again = first
     for _ in range(RETRIES - 1):
-        again = retries.next(again, "exit code -9", killed=True)
+        again = progress.end(again, failed, "exit code -9")
         assert again.arguments == {"force": False, "resume": True}
-    assert retries.next(again, "exit code -9", killed=True) is None
-    assert [event.kind for event in shown] == ["notice", "step"] + ["notice"] * (RETRIES - 1)
+    assert progress.end(again, failed, "exit code -9") is None
+    kinds = ["notice", "step", *["notice"] * (RETRIES - 1), "failed"]
+    assert [event.kind for event in shown] == kinds
+    assert progress.outcomes([job]) == [failed]
+
+
+def test_the_last_event_of_a_run_is_shown_once_even_if_its_process_could_not_send_it(tmp_path):
+    shown = []
+    progress = Progress(shown.append)
+    for name in ("sent", "lost"):
+        if name == "sent":
+            progress.hear(Event("finished", name, message="ACC 0.5"))
+        assert progress.end(Job(name, None, tmp_path, {}), Outcome(name, "finished")) is None
+    assert [(event.run, event.message) for event in shown] == [("sent", "ACC 0.5"), ("lost", "")]
 
 
 def test_workers_import_what_the_parent_imported(tmp_path):
