@@ -126,7 +126,7 @@ def _ended(
 ) -> tuple[Outcome, str]:
     """Return how a process ended, and why it was lost; "" if it was not killed.
 
-    What it wrote to standard error, such as warnings, is passed on or becomes part of the outcome.
+    Its standard error, for example warnings, is passed on or becomes part of the outcome.
     """
     if sent is None and stopped:  # A signal reached it too, before its first step.
         sent = Outcome(job.name, "interrupted", "stopped; --resume continues it")
