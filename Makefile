@@ -14,7 +14,7 @@ help:
 	@echo "make demo       continual learning on handwritten digits, two minutes: a table and a picture"
 	@echo "make test       lint, types and all tests"
 	@echo "make test-deep  the property tests on more than 100,000 cases (half an hour)"
-	@echo "make fuzz       hostile run folders, thousands of them (ten minutes)"
+	@echo "make fuzz       thousands of hostile run folders, and grids of 200 runs whose workers are killed (half an hour)"
 	@echo "make mutants    change the core in about 200 places, which the tests must notice (ten to thirty minutes; ONLY='gem* sums': some)"
 	@echo "make golden     record the results of new methods (AGAIN=1: of all), which later code must repeat"
 	@echo "make bench      cost of each part, as ratios from one run (QUICK=1: one minute, to check that it runs)"
@@ -49,7 +49,7 @@ test-deep: $(VENV)/ready
 	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) tests/core
 
 fuzz: $(VENV)/ready
-	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/experiments/reports/test_hostile_folders.py
+	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/experiments/reports/test_hostile_folders.py tests/experiments/runs/test_random_kills.py
 
 # Resumes after an interruption. ONLY takes names of mutants, of modules, or patterns.
 mutants: $(VENV)/ready
