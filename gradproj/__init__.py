@@ -25,29 +25,28 @@ another order, which changes the last bits of some results.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gradproj._public import *  # noqa: F403
     from gradproj._public import __all__ as __all__
 
-__version__: str
+    __version__: str
+else:
+    # The public names are loaded together, when one of them is first used. The command `gradproj`
+    # can then answer Ctrl-C and --help before NumPy is loaded, which takes a tenth of a second.
+    # Type checkers do not read these functions, so that they still report misspelled names.
+    def __getattr__(name):
+        if name == "__version__":
+            from importlib.metadata import version
 
+            return version("gradproj")
+        if name == "__all__" or not name.startswith("_"):
+            public = import_module("gradproj._public")
+            globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-# The names are loaded together when one of them is first used. NumPy takes a tenth of a second,
-# and the command `gradproj` must be able to answer Ctrl-C before that.
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("gradproj")
-    if name == "__all__" or not name.startswith("_"):
-        public = import_module("gradproj._public")
-        globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
-        if name in globals():
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("gradproj._public").__all__})
+    def __dir__():
+        return sorted({*globals(), *import_module("gradproj._public").__all__})

@@ -24,8 +24,8 @@ from gradproj._arrays import (
 )
 from gradproj._blocks import WIDE_BLOCK, cuts
 from gradproj._errors import NotFiniteError
+from gradproj._measure import enter_layers, wide_layers
 from gradproj._method import Solution
-from gradproj._products import enter_layers, wide_layers
 
 # float32 coefficients outside this range are too close to overflow or to the subnormal numbers.
 # They occur where old and new gradients differ extremely in length. Such layers use float64.

@@ -10,15 +10,11 @@ import numpy as np
 
 from gradproj._arrays import Array, Entered, HostArray, SameArray, computing, enter
 from gradproj._combine import check_overflow, combined
+from gradproj._measure import enter_layers, measure_entered
 from gradproj._method import Method, Solution, solve_checked
 from gradproj._methods.decomposed import Decomposed
-from gradproj._products import (
-    Products,
-    check_finite,
-    enter_layers,
-    fitting_factors,
-    measure_entered,
-)
+from gradproj._products import Products, check_finite
+from gradproj._ranges import fitting_factors
 from gradproj._reduction import Reduction
 from gradproj._sums import measure_old
 

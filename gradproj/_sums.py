@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gradproj._arrays import Array, HostArray, from_host, to_host, widened
 from gradproj._blocks import WIDE_BLOCK, cuts
-from gradproj._products import Measured, measure_entered, wide_layers
+from gradproj._measure import Measured, measure_entered, wide_layers
 from gradproj._reduction import Reduction
 
 # Where only the order of magnitude of the old gradients' lengths matters, they are estimated from

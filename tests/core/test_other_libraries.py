@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import gradproj as gp
-from gradproj import _basis, _closed_form, _combine, _products, _project
-from gradproj._arrays import _torch_in_full_precision, computing
+from gradproj import _basis, _closed_form, _combine, _measure, _project
+from gradproj._arrays.precision import _torch_in_full_precision, computing
 
 METHODS = [gp.Decomposed(), gp.Decomposed(rank=2), gp.Decomposed(rank=0), gp.GEM(0.5), gp.AGEM()]
 every_method = pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -215,7 +215,7 @@ def test_no_product_of_float32_is_formed_outside(method, monkeypatch):
         return multiply(a, b)
 
     monkeypatch.setattr(array_api_strict._array_object.Array, "__matmul__", watched)
-    for module in (_basis, _closed_form, _combine, _products, _project):
+    for module in (_basis, _closed_form, _combine, _measure, _project):
         monkeypatch.setattr(module, "computing", entered)
     g, G = map(array_api_strict.asarray, problem(3000, np.float32))
     gp.project(g, G, method)

@@ -77,7 +77,7 @@ def test_dask():
 def test_a_device_without_float64(monkeypatch):
     """As torch's MPS: sums and decompositions are then on the host."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    for module in ("_arrays", "_preserve.matrices"):
+    for module in ("_arrays.conversion", "_preserve.matrices"):
         monkeypatch.setattr(f"gradproj.{module}.has_float64", lambda xp, _like: xp is np)
     check(torch.tensor, np.asarray)
 

@@ -55,7 +55,7 @@ class Mutant:
 
 
 def load() -> tuple[list[Mutant], dict[str, list[str]]]:
-    """Return the mutants, and the test files for each module."""
+    """Return the mutants, and the test files for each module or folder."""
     content = tomllib.loads((HERE / "mutants.toml").read_text(encoding="utf-8"))
     tests = content.pop("tests")
     mutants = [
@@ -64,6 +64,14 @@ def load() -> tuple[list[Mutant], dict[str, list[str]]]:
         for entry in entries
     ]
     return mutants, tests
+
+
+def tests_for(mutant: Mutant, tests: dict[str, list[str]]) -> list[str]:
+    """Return the test files to run on a mutant, in order."""
+    if mutant.tests:
+        return list(mutant.tests)
+    folder = Path(mutant.file).parts[0]
+    return tests.get(mutant.file) or tests.get(folder) or tests["default"]
 
 
 def run_tests(mutant: Mutant | None, tests: list[str], limit: float | None) -> tuple[str, str]:
@@ -200,9 +208,7 @@ def main() -> int:
                 if outcome != "survived":
                     raise SystemExit(f"the unchanged core fails {failed}: repair it first")
                 limit = max(60.0, PATIENCE * (time.monotonic() - start))
-            known = check(
-                mutant, list(mutant.tests) or tests.get(mutant.file, tests["default"]), known, limit
-            )
+            known = check(mutant, tests_for(mutant, tests), known, limit)
             state[mutant.name] = known
             STATE.write_text(json.dumps(state, indent=1))
         results[mutant.name] = "killed" if known["killed"] else "survived"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from gradproj._products import SMALL
+from gradproj._measure import SMALL
 
 _rng = np.random.default_rng(20210619)
 
