@@ -1,4 +1,4 @@
-"""What the core asks about an array and its library: namespace, device, dtype."""
+"""Facts about an array and its library: namespace, device, dtype."""
 
 from __future__ import annotations
 
