@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -190,9 +190,18 @@ def solve_checked(method: Method, products: Products) -> Solution:
     return solution
 
 
-def check_strength(strength: float) -> None:
+Replay = Literal["mean", "sum"]
+
+
+def check_strength(strength: float, name: str = "strength") -> None:
     """Raise unless `strength` is a finite number >= 0."""
     real = int | float | np.integer | np.floating
     is_number = isinstance(strength, real) and not isinstance(strength, bool)
     if not (is_number and np.isfinite(strength) and strength >= 0):
-        raise ValueError(f"strength={strength!r} is invalid: expected a finite number >= 0")
+        raise ValueError(f"{name}={strength!r} is invalid: expected a finite number >= 0")
+
+
+def check_replay(replay: str) -> None:
+    """Raise unless `replay` says what the strength multiplies."""
+    if replay not in ("mean", "sum"):
+        raise ValueError(f"replay={replay!r} is invalid: expected 'mean' or 'sum'")

@@ -144,7 +144,8 @@ class Projector:
     >>> dict(zip(projector.layers, projector.last.coefficients.tolist()))
     {'weight': [0.5]}
     >>> projector
-    Projector(AGEM(strength=0.0), layers=1, engine='loop', backend='numpy')
+    Projector(AGEM(strength=0.0, replay='mean', ridge=0.0), layers=1, engine='loop',
+              backend='numpy')
     """
 
     def __init__(

@@ -13,7 +13,8 @@ __all__ = ["VERSION", "MemoryConfig", "RunConfig"]
 
 # 2: `ours` and `replay` have the option `replay`, and another default strength.
 # 3: the parts of a buffer are drawn anew at every step; there is no `memory.redraw`.
-VERSION = 3
+# 4: `gem`, `agem` and `sgem` have the default strength of `ours`, and `gem` the option `replay`.
+VERSION = 4
 
 
 @dataclass(frozen=True)

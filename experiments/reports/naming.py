@@ -77,21 +77,21 @@ class Name:
 def name_of(config: Mapping[str, Any]) -> Name:
     """Name a run by its configuration.
 
-    A run is recognised by what it does: `g` with its default values is also `ours`, and a value
-    set by hand to what the preset has anyway changes nothing.
+    A run is recognised by what it does: a value set by hand to that of the preset changes nothing,
+    and an alias has the name of its preset.
 
     Examples
     --------
-    >>> config = to_plain(presets.find("permuted-digits/g", {"options": {"strength": 0.125}}))
+    >>> config = to_plain(presets.find("permuted-digits/f", {"options": {"strength": 0.125}}))
     >>> name = name_of(config)
     >>> str(name), name.presets
-    ('permuted-digits/g,options.strength=0.125', ())
+    ('permuted-digits/layerwise,options.strength=0.125', ())
     >>> name.command([0, 1])
-    'gradproj run permuted-digits/g --seeds 0 1 --set options.strength=0.125'
+    'gradproj run permuted-digits/layerwise --seeds 0 1 --set options.strength=0.125'
     """
     benchmark, method = str(config["benchmark"]), str(config["method"])
     equal = _by_fingerprint(benchmark).get(fingerprint(config), ())
-    stored = str(config.get("preset", ""))
+    stored = presets.canonical(str(config.get("preset", "")))
     if equal:
         preset = stored if stored in equal else equal[0]
         return Name(benchmark, preset.partition("/")[2], (), equal, preset, method)
@@ -106,7 +106,7 @@ def label_without(key: str, config: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> label_without("options.rank", to_plain(presets.find("permuted-digits/e")))
+    >>> label_without("options.rank", to_plain(presets.find("permuted-digits/full-pca")))
     'Ours, layers=all'
     """
     benchmark, method = str(config["benchmark"]), str(config["method"])

@@ -29,7 +29,12 @@ def read_notes(path: Path) -> dict[str, str]:
     for name, text in notes.items():
         if not isinstance(text, str):
             raise ValueError(f'{path}: write the note as "{name}" = "text"')
-        start = name.partition(",")[0]
+        start = presets.canonical(name.partition(",")[0])
         if start not in presets.available():
             raise ValueError(f"{path}: {nearest(start, presets.available(), 'preset')}")
-    return {name: " ".join(text.split()) for name, text in notes.items()}
+    return {_canonical(name): " ".join(text.split()) for name, text in notes.items()}
+
+
+def _canonical(name: str) -> str:
+    start, comma, changes = name.partition(",")
+    return presets.canonical(start) + comma + changes

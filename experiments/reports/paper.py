@@ -36,13 +36,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper: its cells by benchmark and by the preset that makes them."""
+    """One table of the paper: its cells by benchmark and by the preset that makes them.
+
+    `labels` are those of rows that the table names differently.
+    """
 
     name: str
     title: str
     about: str
     metric: str
     cells: Mapping[str, Mapping[str, Cell]]
+    labels: Mapping[str, str]
 
 
 @cache
@@ -70,6 +74,7 @@ def tables() -> tuple[PaperTable, ...]:
                 }
                 for benchmark, cells in table["cells"].items()
             },
+            table.get("labels", {}),
         )
         for name, table in found.items()
     )

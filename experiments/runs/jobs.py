@@ -52,7 +52,7 @@ def make_jobs(
                 config = presets.compose(benchmark, method, values)
             else:
                 config = presets.find(name, values)
-            series, _, entry = name.replace(":", "-").partition("/")
+            series, _, entry = presets.canonical(name).replace(":", "-").partition("/")
             run = f"{component(series)}/{component(entry + suffix)}/seed-{seed}"
             jobs.append(Job(run, config, out / run, dict(arguments)))
     return jobs

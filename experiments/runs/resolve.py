@@ -22,7 +22,7 @@ def resolve(values: Mapping[str, Any]) -> RunConfig:
     --------
     >>> config = resolve({"benchmark": "permuted-digits", "method": "gem"})
     >>> config.lr, config.options.strength
-    (0.1, 0.0)
+    (0.1, 1.0)
     >>> resolve({"benchmark": "permuted-digits", "method": "gem", "epoch": 3})
     Traceback (most recent call last):
         ...
@@ -71,7 +71,7 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
     Examples
     --------
     >>> upgrade({"method": "ours", "version": 1})
-    {'method': 'ours', 'version': 3, 'options': {'strength': 0.0, 'replay': 'sum'}}
+    {'method': 'ours', 'version': 4, 'options': {'strength': 0.0, 'replay': 'sum'}}
     """
     version, found = values.get("version", VERSION), dict(values)
     if not isinstance(version, int) or isinstance(version, bool) or version >= VERSION:
@@ -80,11 +80,30 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
     memory = values.get("memory")
     if isinstance(memory, Mapping) and memory.get("redraw") == "step":
         found["memory"] = {key: value for key, value in memory.items() if key != "redraw"}
-    options, strength = values.get("options", {}), {"ours": 0.0, "replay": 0.5}
-    if version < 2 and values.get("method") in strength and isinstance(options, Mapping):
-        defaults = {"strength": strength[values["method"]], "replay": "sum"}
-        found["options"] = {**defaults, **options}
+    options, method = values.get("options", {}), values.get("method")
+    defaults = {
+        name: default
+        for before, of_version in _DEFAULTS.items()
+        if version < before
+        for name, default in of_version.items()
+    }
+    if method in defaults and isinstance(options, Mapping):
+        found["options"] = {**defaults[method], **options}
     return found
+
+
+# The options' defaults that a version changed, as they were before it.
+_DEFAULTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "ours": {"strength": 0.0, "replay": "sum"},
+        "replay": {"strength": 0.5, "replay": "sum"},
+    },
+    4: {
+        "gem": {"strength": 0.0, "replay": "sum"},
+        "agem": {"strength": 0.0},
+        "sgem": {"strength": 0.0},
+    },
+}
 
 
 def _check_names(config: RunConfig) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gradproj._method import Method, Solution, check_strength
+from gradproj._method import Method, Replay, Solution, check_replay, check_strength
 from gradproj._products import Products
 from gradproj._reduction import Reduction
 
@@ -29,6 +29,12 @@ class AGEM(Method):
         The memory strength :math:`\gamma`: the least value of :math:`v` once the constraint is
         violated. 0 is the problem as written. A larger value also descends on the old tasks. The
         update is then discontinuous where :math:`\bar g^\top g` changes its sign.
+    replay : {"mean", "sum"}
+        Whether :math:`v` multiplies the mean of the old gradients, as written above, or their sum.
+        Without a strength the update is the same. With one, the sum makes it T times as strong.
+    ridge : float
+        Added to the squared length in the denominator of :math:`v`. The code behind the paper's
+        numbers has 0.001, which matters for gradients shorter than 0.1.
 
     References
     ----------
@@ -44,9 +50,13 @@ class AGEM(Method):
     """
 
     strength: float = 0.0
+    replay: Replay = "mean"
+    ridge: float = 0.0
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
+        check_replay(self.replay)
+        check_strength(self.ridge, "ridge")
 
     def solve_layers(self, products: Products) -> Solution:
         layers, tasks = products.h.shape
@@ -55,10 +65,19 @@ class AGEM(Method):
         # Where the old gradients cancel, only the rounding of the products is left.
         rounding = products.tolerance * products.C.trace(axis1=1, axis2=2) / T**2
         corrected = (slope < 0) & (square > rounding)
-        step = np.divide(-slope, square, out=np.zeros(layers), where=corrected)
-        multiplier = corrected * np.maximum(step, self.strength)
+        of_mean = self._of_mean(T)
+        step = np.divide(-slope, square + of_mean.ridge, out=np.zeros(layers), where=corrected)
+        multiplier = corrected * np.maximum(step, of_mean.strength)
         coefficients = (multiplier[:, None] / T).repeat(tasks, axis=1)
         return Solution(coefficients, 0, multiplier, corrected)  # type: ignore[arg-type]
 
     def reduce(self, T: int) -> Reduction:
-        return Reduction(np.full(T, 1 / T), self)
+        return Reduction(np.full(T, 1 / T), self._of_mean(T))
+
+    def _of_mean(self, T: int) -> AGEM:
+        """Return this method in terms of the mean of T old gradients."""
+        if self.replay == "mean":
+            return self
+        return replace(
+            self, strength=float(self.strength) * T, replay="mean", ridge=self.ridge / T**2
+        )

@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from gradproj._arrays import HostArray
 from gradproj._basis import is_rank
-from gradproj._method import Method, Solution, check_strength
+from gradproj._method import Method, Replay, Solution, check_replay, check_strength
+from gradproj._methods.agem import AGEM
 from gradproj._products import Products
 from gradproj._reduction import Reduction
 
 Relaxation = Literal["pca", "first", "last"]
-Replay = Literal["mean", "sum"]
+Rule = Literal["always", "violated", "part-margin"]
 
 # A divisor for rows of gradients that are all zero.
 _TINY = 1e-300
@@ -59,6 +60,13 @@ class Decomposed(Method):
         sum, :math:`\gamma \sum_i g_i`. The sum grows with the number of tasks, and a learning rate
         that works for two tasks may be too large for twenty. The paper's numbers need the sum with
         0.5, as in GEM's published runs.
+    rule : {"always", "violated", "part-margin"}
+        When the replayed gradient :math:`r` (their mean or sum) is added to the solution
+        :math:`w^*`. "always": :math:`w^* + \gamma r`. "violated": only where
+        :math:`\bar g^\top P g < 0`. "part-margin", the rule of the paper's released code: only
+        where it is violated or there is one old task, and then the multiplier of :math:`r` counts
+        towards the strength, :math:`w^* + \max(0, \gamma - \mu) r`. The last two make the update
+        discontinuous where the constraint begins to be violated.
 
     Notes
     -----
@@ -92,11 +100,15 @@ class Decomposed(Method):
     specific: bool = True
     strength: float = 0.0
     replay: Replay = "mean"
+    rule: Rule = "always"
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
-        if self.replay not in ("mean", "sum"):
-            raise ValueError(f"replay={self.replay!r} is invalid: expected 'mean' or 'sum'")
+        check_replay(self.replay)
+        if self.rule not in ("always", "violated", "part-margin"):
+            raise ValueError(
+                f"rule={self.rule!r} is invalid: expected 'always', 'violated' or 'part-margin'"
+            )
         for name in ("shared", "specific"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(
@@ -136,8 +148,8 @@ class Decomposed(Method):
             ends = ends - across @ (basis @ (along + C @ (ends - start)))
             sizes = sizes + (abs(across) @ (abs(basis) @ abs(along[:, :, 1:])))[:, :, 0]
         c, p = ends[:, :, 0], ends[:, :, 1]  # P g = g + cᵀG and P ḡ = pᵀG
-        multiplier, corrected = np.zeros(layers), np.zeros(layers, bool)
-        if self.shared:
+        multiplier, violated = np.zeros(layers), np.zeros(layers, bool)
+        if self.shared or self.rule != "always":
             # ‖P ḡ‖² and ⟨P ḡ, P g⟩ from p itself: their rounding error then shrinks with p.
             p_along = (C @ p[:, :, None])[:, :, 0]
             square = (p * p_along).sum(1)
@@ -146,18 +158,38 @@ class Decomposed(Method):
             # one gradient is zero and all others are in the basis.
             noise = tolerance * ((p * length) ** 2).sum(1)
             noise += ((_error(1) * sizes * length) ** 2).sum(1)
-            corrected = (slope < 0) & (square > noise)
+            violated = (slope < 0) & (square > noise)
+        corrected = violated & self.shared
+        if self.shared:
             multiplier = np.divide(-slope, square, out=multiplier, where=corrected)
             c = c + multiplier[:, None] * p
-        return Solution(c + self._replayed(T) / T, rank, multiplier, corrected)
+        c = c + self._added(T, multiplier, violated)[:, None] / T
+        return Solution(c, rank, multiplier, corrected)
 
     def reduce(self, T: int) -> Reduction | None:
         if self._has_specific():
             return None
-        return Reduction(np.full(T, 1 / T), replace(self, strength=self._replayed(T)))
+        strength = self._replayed(T)
+        weights = np.full(T, 1 / T)
+        if self.rule != "part-margin" or T == 1:
+            return Reduction(weights, replace(self, strength=strength))
+        # The rule differs for one old task, and the reduction leaves one. These two methods do to
+        # the mean of several tasks what this method does to the tasks.
+        if self.shared:
+            return Reduction(weights, AGEM(strength))
+        return Reduction(weights, replace(self, strength=strength, rule="violated"))
+
+    def _added(self, T: int, multiplier: HostArray, violated: npt.NDArray[np.bool_]) -> HostArray:
+        """Return the factor of the mean of T old gradients that the rule adds, for each layer."""
+        full = np.full(len(multiplier), self._replayed(T))
+        if self.rule == "always":
+            return full
+        if self.rule == "violated":
+            return full * violated
+        return np.maximum(full - multiplier, 0.0) * (violated | (T == 1))
 
     def _replayed(self, T: int) -> float:
-        """Return the factor of the mean of T old gradients that is added to the solution."""
+        """Return the strength as a factor of the mean of T old gradients."""
         return float(self.strength) * (T if self.replay == "sum" else 1)
 
     def _has_specific(self) -> bool:

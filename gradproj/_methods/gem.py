@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gradproj._method import Method, Solution, check_strength
+from gradproj._method import Method, Replay, Solution, check_replay, check_strength
 from gradproj._methods.nonnegative import nonnegative_quadratic
 from gradproj._products import Products
 
@@ -32,6 +32,13 @@ class GEM(Method):
         The memory strength :math:`\gamma`. 0 is the problem as written. GEM's published runs use
         0.5: once a constraint is violated, at least half of every old task's gradient is added.
         The update is then discontinuous where a constraint begins to be violated.
+    replay : {"mean", "sum"}
+        Whether :math:`\gamma` bounds the weight of each old gradient, so that on a violation at
+        least :math:`\gamma` times their sum is added, or T times that weight: at least
+        :math:`\gamma` times their mean is added then.
+    ridge : float
+        Added to the diagonal of :math:`G G^\top`. GEM's published code has 0.001, which matters
+        for gradients shorter than 0.1: it then corrects less than the constraints ask for.
 
     References
     ----------
@@ -47,12 +54,20 @@ class GEM(Method):
     """
 
     strength: float = 0.0
+    replay: Replay = "sum"
+    ridge: float = 0.0
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
+        check_replay(self.replay)
+        check_strength(self.ridge, "ridge")
 
     def solve_layers(self, products: Products) -> Solution:
         C, h, length = products.C, products.h, products.lengths
+        T = h.shape[1]
+        if self.ridge:
+            C, length = C + self.ridge * np.eye(T), np.sqrt(length**2 + self.ridge)
+        strength = float(self.strength) / (max(T, 1) if self.replay == "mean" else 1)
         corrected: npt.NDArray[np.bool_] = np.any(h < 0, axis=1)
         v = np.zeros(h.shape)
         for layer in np.flatnonzero(corrected):
@@ -61,8 +76,8 @@ class GEM(Method):
             some = length[layer] > 0
             unit = length[layer, some]
             A = C[layer][np.ix_(some, some)] / unit / unit[:, None]
-            q = h[layer, some] / unit + self.strength * (A @ unit)
+            q = h[layer, some] / unit + strength * (A @ unit)
             v[layer, some] = nonnegative_quadratic(A, q, products.tolerance[layer]) / unit
         active = (v > 0).sum(1)
-        v[corrected] += self.strength
+        v[corrected] += strength
         return Solution(v, active, v.max(1, initial=0.0), corrected)

@@ -30,6 +30,8 @@ class SGEM(Method):
         The memory strength: the least value of the dual variable once the constraint is violated.
     seed : int
         Seed of the draws. Two objects with equal seeds draw the same tasks.
+    ridge : float
+        As for :class:`AGEM`.
 
     Attributes
     ----------
@@ -51,10 +53,12 @@ class SGEM(Method):
 
     strength: float = 0.0
     seed: int = 0
+    ridge: float = 0.0
     generator: np.random.Generator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
+        check_strength(self.ridge, "ridge")
         if not isinstance(self.seed, int | np.integer) or self.seed < 0:
             raise ValueError(f"seed={self.seed!r} is invalid: expected an integer >= 0")
         object.__setattr__(self, "generator", np.random.default_rng(self.seed))
@@ -73,7 +77,7 @@ class SGEM(Method):
     def reduce(self, T: int) -> Reduction:
         weights = np.zeros(T)
         weights[self.generator.integers(T)] = 1.0
-        return Reduction(weights, AGEM(self.strength))
+        return Reduction(weights, AGEM(self.strength, ridge=self.ridge))
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self.generator.bit_generator.state}

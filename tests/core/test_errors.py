@@ -176,6 +176,15 @@ def test_layers_may_come_from_generators():
             "replay='all' is invalid: expected 'mean' or 'sum'",
         ),
         (
+            lambda: gp.Decomposed(rule="part margin"),
+            "rule='part margin' is invalid: expected 'always', 'violated' or 'part-margin'",
+        ),
+        (lambda: gp.GEM(replay="all"), "replay='all' is invalid: expected 'mean' or 'sum'"),
+        (lambda: gp.AGEM(replay="all"), "replay='all' is invalid: expected 'mean' or 'sum'"),
+        (lambda: gp.GEM(ridge=-1e-3), r"ridge=-0\.001 is invalid: expected a finite number >= 0"),
+        (lambda: gp.AGEM(ridge=None), "ridge=None is invalid: expected a finite number >= 0"),
+        (lambda: gp.SGEM(ridge=-1), "ridge=-1 is invalid: expected a finite number >= 0"),
+        (
             lambda: gp.Decomposed(strength=-1),
             "strength=-1 is invalid: expected a finite number >= 0",
         ),

@@ -73,7 +73,28 @@ MORE: dict[str, dict[str, Any]] = {
     "agem, original form": {
         "method": "agem",
         **STREAMS["domain"],
-        "options": {"form": "original", "reference": 6},
+        "options": {"form": "original", "reference": 6, "strength": 0.0},
+    },
+    "agem, the sum and a ridge": {
+        "method": "agem",
+        **STREAMS["domain"],
+        "options": {"strength": 0.5, "replay": "sum", "ridge": 0.001},
+    },
+    "gem, as released": {
+        "method": "gem",
+        **STREAMS["domain"],
+        "memory": {"batch": 0},
+        "options": {"strength": 0.5, "replay": "sum", "ridge": 0.001},
+    },
+    "ours, part margin": {
+        "method": "ours",
+        **STREAMS["domain"],
+        "options": {"strength": 0.5, "replay": "sum", "rule": "part-margin"},
+    },
+    "replay, on violations": {
+        "method": "replay",
+        **STREAMS["domain"],
+        "options": {"rule": "violated", "layers": "module"},
     },
 }
 

@@ -11,7 +11,12 @@ from torch import Tensor
 
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.projection.learner import LayerNames, ProjectionLearner
+from gradproj.experiments.methods.projection.learner import (
+    LayerNames,
+    ProjectionLearner,
+    Replay,
+    replay_alone,
+)
 from gradproj.experiments.streams import Task
 
 __all__ = ["AGEM"]
@@ -24,41 +29,64 @@ class Options:
     Attributes
     ----------
     form : str
-        "table": mean of the gradients of all old tasks' memory batches; "original": gradient
-        of one batch of `reference` samples from all old memories together.
+        "table": the reference is the mean or sum of the gradients of all old tasks' memory batches,
+        as in the code behind the paper's table; "original": the gradient of one batch of
+        `reference` samples from all old memories together, as first published.
+    reference : int
+        Samples of that batch.
     strength : float
-        Least multiple of the reference gradient that a violation adds.
+        Least multiple of the reference gradient that a violation adds; 0 as first published.
+    replay : str
+        Whether the reference is the "mean" or the "sum" of the old gradients. Without a strength
+        both are the same.
+    ridge : float
+        Added to the squared length of the reference; 0.001 in the code behind the paper's table.
     layers : str
         "all" is A-GEM as published.
     """
 
     form: Literal["table", "original"] = "table"
     reference: int = ranged(256, low=1)
-    strength: float = ranged(0.0, low=0.0)
+    strength: float = ranged(1.0, low=0.0)
+    replay: Replay = "mean"
+    ridge: float = ranged(0.0, low=0.0)
     layers: LayerNames = "all"
 
 
 class AGEM(ProjectionLearner):
-    """Closest step that does not increase the old tasks' mean memory loss."""
+    """Closest step that does not increase the old tasks' mean memory loss.
+
+    The released forms differ, and the paper does not say which one is behind its table. Presets:
+    `agem-original` (one batch from all memories, no strength, as first published), `agem` (mean of
+    the tasks' gradients, strength 0.5), `agem-sum` (sum, 0.5), `agem-strong` (mean, 3) and
+    `agem-released` (the authors' file: mean, 0.5, whole memories, ridge 0.001).
+    """
 
     name = "agem"
     Options = Options
 
     def projection(self) -> gp.Method:
-        """One constraint on the mean."""
-        return gp.AGEM(strength=self.options.strength)
+        """Return the problem with one constraint on the mean."""
+        options = self.options
+        return gp.AGEM(strength=options.strength, replay=options.replay, ridge=options.ridge)
 
     @classmethod
     def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-        """Fine-tuning where nothing is replayed; γ of a mean on violations has no control."""
-        return None if options["strength"] else ("single", {})
+        """Return the replay term alone, added on violations only.
+
+        The original form draws one batch from all memories, for which there is no control.
+        """
+        if options["strength"] and options.get("form") == "original":
+            return None
+        form, layers = options.get("replay", "mean"), options.get("layers", "all")
+        return replay_alone(options["strength"], form, "violated", layers)
 
     def effort(self, task: Task) -> float:
-        """As many gradients in every task, where one batch stands for all old ones."""
+        """Return 1 for the original form: one batch represents all old tasks."""
         return super().effort(task) if self.options.form == "table" else 1.0
 
     def old_batches(self) -> Iterable[tuple[Tensor, ...]]:
-        """Draw a batch a task, or one from all old memories together."""
+        """Draw one batch per old task, or one from all old memories together."""
         if self.options.form == "table":
             yield from super().old_batches()
         elif self.old_tasks():

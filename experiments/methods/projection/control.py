@@ -1,36 +1,57 @@
-"""The control beside every projection: its replay term with no constraint at all."""
+"""The control beside every projection: its replay term without any constraint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.projection.learner import ProjectionLearner
+from gradproj.experiments.methods.projection.learner import (
+    LayerNames,
+    ProjectionLearner,
+    Replay,
+    Rule,
+)
 
-__all__ = ["Replay"]
+__all__ = ["ReplayAlone"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """`strength`: the weight γ of the old gradients; `replay`: of their mean or their sum."""
+    """How much is replayed, and when.
+
+    Attributes
+    ----------
+    strength : float
+        Weight γ of the old tasks' gradients.
+    replay : str
+        Whether it multiplies their "mean" or their "sum".
+    rule : str
+        "always"; "violated": only where the new gradient and the mean of the old ones have a
+        negative product; "part-margin": as "violated", but always with a single old task.
+    layers : str
+        The groups of parameters that are tested for a violation, each on its own.
+    """
 
     strength: float = ranged(1.0, low=0.0)
-    replay: Literal["mean", "sum"] = "mean"
+    replay: Replay = "mean"
+    rule: Rule = "always"
+    layers: LayerNames = "all"
 
 
-class Replay(ProjectionLearner):
-    """w = g + γ ḡ or g + γ Σ gᵢ on the same memory batches, without a projection."""
+class ReplayAlone(ProjectionLearner):
+    """Add γ ḡ or γ Σ gᵢ to the new gradient, on the same memory batches as a projection."""
 
     name = "replay"
     Options = Options
 
     def projection(self) -> gp.Method:
-        """Neither constraint, the replay term alone."""
+        """Switch both constraints off, so that the replay term remains."""
+        options = self.options
         return gp.Decomposed(
             shared=False,
             specific=False,
-            strength=self.options.strength,
-            replay=self.options.replay,
+            strength=options.strength,
+            replay=options.replay,
+            rule=options.rule,
         )

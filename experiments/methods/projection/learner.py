@@ -19,9 +19,11 @@ from gradproj.experiments.methods.setup import Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 
-__all__ = ["LayerNames", "ProjectionLearner", "layer_groups", "replay_alone"]
+__all__ = ["LayerNames", "ProjectionLearner", "Replay", "Rule", "layer_groups", "replay_alone"]
 
 LayerNames = Literal["module", "tensor", "child", "five", "all"]
+Replay = Literal["mean", "sum"]
+Rule = Literal["always", "violated", "part-margin"]
 
 
 def layer_groups(model: nn.Module, layers: LayerNames) -> Layers:
@@ -32,15 +34,25 @@ def layer_groups(model: nn.Module, layers: LayerNames) -> Layers:
     return [names[i : i + 5] for i in range(0, len(names), 5)]
 
 
-def replay_alone(weight: float, form: str) -> tuple[str, dict[str, Any]]:
+def replay_alone(
+    weight: float, form: str, rule: str = "always", layers: str = "all"
+) -> tuple[str, dict[str, Any]]:
     """Return the control of a method that adds `weight` of the old gradients' mean or sum.
+
+    A rule that depends on a violation is tested on each of `layers`, as in the method itself.
 
     Examples
     --------
     >>> replay_alone(0.5, "sum"), replay_alone(0.0, "sum")
     (('replay', {'strength': 0.5, 'replay': 'sum'}), ('single', {}))
+    >>> replay_alone(0.5, "sum", "violated", "module")[1]
+    {'strength': 0.5, 'replay': 'sum', 'rule': 'violated', 'layers': 'module'}
     """
-    return ("replay", {"strength": weight, "replay": form}) if weight else ("single", {})
+    if not weight:
+        return "single", {}
+    options = {"strength": weight, "replay": form}
+    # Without a condition the layers make no difference.
+    return "replay", options if rule == "always" else {**options, "rule": rule, "layers": layers}
 
 
 class ProjectionLearner(Learner):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.projection import preserve
-from gradproj.experiments.methods.projection.learner import ProjectionLearner, replay_alone
+from gradproj.experiments.methods.projection.learner import ProjectionLearner, Replay, replay_alone
 from gradproj.experiments.methods.projection.preserving import PreservingLearner
 
 __all__ = ["PreserveReplay"]
@@ -28,7 +28,7 @@ class Options(preserve.Options):
     """
 
     gamma: float = ranged(1.0, low=0.0)
-    replay: Literal["mean", "sum"] = "mean"
+    replay: Replay = "mean"
 
 
 class PreserveReplay(PreservingLearner, ProjectionLearner):

@@ -13,7 +13,7 @@ from gradproj.experiments.reports.tables.table import Line, Table, spread
 __all__ = ["make"]
 
 RELAXATIONS = {"PCA": "ours", "FirstK": "first-k", "LastK": "last-k"}
-EVERY = Spec("f")
+EVERY = Spec("layerwise")
 
 
 def make(request: Request) -> Made:

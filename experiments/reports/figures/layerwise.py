@@ -13,7 +13,11 @@ from gradproj.experiments.reports.tables.table import Line, Table, spread
 __all__ = ["make"]
 
 # Method: the entry on the whole network, the entry layer by layer.
-PAIRS = {"GEM": ("gem", "gem-layerwise"), "A-GEM": ("agem", "agem-layerwise"), "(d)": ("d", "f")}
+PAIRS = {
+    "GEM": ("gem", "gem-layerwise"),
+    "A-GEM": ("agem", "agem-layerwise"),
+    "Ours (d)": ("full", "layerwise"),
+}
 WAYS = ("whole network", "layerwise")
 
 

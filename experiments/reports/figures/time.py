@@ -11,7 +11,7 @@ from gradproj.experiments.reports.tables.table import Line, Table, spread
 
 __all__ = ["make"]
 
-ENTRIES = ("d", "f")
+ENTRIES = ("full", "layerwise")
 
 
 def make(request: Request) -> Made:

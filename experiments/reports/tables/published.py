@@ -52,7 +52,8 @@ def _paper_line(
     notes: Mapping[str, str],
 ) -> Line:
     bwt = ["–" if cell.bwt is None else f"{cell.bwt:+.3f}"] if with_bwt else []
-    start = [paper.label(entry).removesuffix(", 3 epochs"), printed(cell)]
+    label = table.labels.get(entry) or paper.label(entry).removesuffix(", 3 epochs")
+    start = [label, printed(cell)]
     if row is None:
         made = f"gradproj run {preset} --seeds 0 1 2" if preset in presets.available() else "–"
         return Line((*start, "no run", "–", *bwt, "–", "–", "–", "–", "–", made))

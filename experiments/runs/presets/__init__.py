@@ -1,4 +1,4 @@
-"""Named configurations, `benchmark/entry`: one TOML file a benchmark over one of all methods."""
+"""Named configurations, `benchmark/entry`: one TOML file per benchmark, over one of all methods."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from gradproj.experiments.common.registry import lookup
 from gradproj.experiments.methods.config import RunConfig
 from gradproj.experiments.runs.resolve import merge, resolve
 
-__all__ = ["available", "compose", "find", "shared"]
+__all__ = ["available", "canonical", "compose", "find", "shared"]
 
-# A benchmark's file names the table of methods that it is laid over, "methods" unless it does.
+# The tables of methods. The file of a benchmark may name the one that it is laid over as `common`;
+# the default is "methods".
 COMMON = ("methods", "class-methods")
 # The keys of a file that are not values of its presets.
-SPECIAL = ("common", "methods", "variants", "without", "only")
+SPECIAL = ("aliases", "common", "methods", "variants", "without", "only")
 
 
 @cache
@@ -34,6 +35,25 @@ def available() -> Mapping[str, Mapping[str, Any]]:
     for name, table in _tables().items():
         found |= _entries(name, table)
     return MappingProxyType(found)
+
+
+def canonical(name: str) -> str:
+    """Return the name of the preset that `name` is an alias of, or `name` itself.
+
+    Examples
+    --------
+    >>> canonical("mnist-permutations/d-printed"), canonical("permuted-digits/gem")
+    ('mnist-permutations/full-printed', 'permuted-digits/gem')
+    """
+    if name in available():
+        return name
+    benchmark, _, entry = name.partition("/")
+    for alias, meant in _tables().get(benchmark, {}).get("aliases", {}).items():
+        if entry == alias or entry.startswith(f"{alias}-"):
+            found = f"{benchmark}/{meant}{entry.removeprefix(alias)}"
+            if found in available():
+                return found
+    return name
 
 
 def shared(benchmark: str) -> dict[str, Any]:
@@ -64,7 +84,7 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 
 
 def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunConfig:
-    """Resolve the preset `name` with `changes` laid over it.
+    """Resolve the preset `name`, which may be an alias, with `changes` laid over it.
 
     Examples
     --------
@@ -76,6 +96,7 @@ def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunCon
     gradproj.experiments.common.errors.ConfigError: preset 'permuted-digits/gemm' is not known; did
     you mean 'permuted-digits/gem'?
     """
+    name = canonical(name)
     values = lookup(name, available(), "preset")
     return resolve(merge(values, {"preset": name, **changes}))
 

@@ -82,7 +82,7 @@ def test_a_seed_is_not_changed_by_hand(name, seed, tmp_path):
 
 
 def test_runs_of_another_name_and_equal_content_are_used(tmp_path, ran):
-    write_run(tmp_path, "mnist-permutations/g", 0, matrix(0.8))
+    write_run(tmp_path, "mnist-permutations/ours", 0, matrix(0.8))
     wanted = ask(tmp_path, benchmark="mnist-permutations", overrides=(), draw_only=True)
     spec = Spec("ours", ("options.rank=5",))
     assert obtain(wanted, [spec])[spec].seeds == [0]
@@ -97,10 +97,10 @@ def test_seeds_that_were_not_asked_for_are_left_out(tmp_path):
 
 
 def test_the_papers_values_stand_beside_the_measured(tmp_path):
-    for entry in ("d", "f", "gem"):
+    for entry in ("full", "layerwise", "gem"):
         write_run(tmp_path, f"mnist-permutations/{entry}", 0, matrix(0.8))
     three = {"epochs": 3}
-    for entry in ("d", "f"):
+    for entry in ("full", "layerwise"):
         write_run(tmp_path, f"mnist-permutations/{entry}", 1, matrix(0.8), changes=three)
         write_run(tmp_path / "timed", f"mnist-permutations/{entry}", 0, matrix(0.8), changes=three)
     wanted = ask(tmp_path, benchmark="mnist-permutations", overrides=(), draw_only=True)
@@ -109,8 +109,8 @@ def test_the_papers_values_stand_beside_the_measured(tmp_path):
     cells = [line.cells for line in FIGURES["layerwise"](wanted).table.lines]
     assert [c[:4] for c in cells] == [
         ("GEM", "81.9", "80.0", "+0.017"),
-        ("(d) + SCC + TSCC", "81.9", "80.0", "+0.017"),
-        ("(f) = (d) + LGU", "82.9", "80.0", "+0.045"),
+        ("(d) Both constraints", "81.9", "80.0", "+0.017"),
+        ("(f) Both constraints, layerwise", "82.9", "80.0", "+0.045"),
     ]
 
 
@@ -160,7 +160,7 @@ def test_ranks_start_at_one(tmp_path):
 def test_a_failed_run_is_named(tmp_path, ran):
     (tmp_path / "timed").mkdir()
     (tmp_path / "timed" / "permuted-digits").write_text("in the way")
-    with pytest.raises(RunError, match=r"permuted-digits/d.*seed-0: .*cannot be written"):
+    with pytest.raises(RunError, match=r"permuted-digits/full.*seed-0: .*cannot be written"):
         FIGURES["time"](ask(tmp_path))
     assert len(ran) == 2
 
@@ -173,7 +173,7 @@ def test_the_command_writes_figure_and_table(tmp_path, ran, capsys):
     assert "<svg" in out.read_text()
     assert out.with_suffix(".md").read_text().startswith("# Time on permuted-digits (domain")
     text = capsys.readouterr().out
-    assert "(f) = (d) + LGU" in text
+    assert "(f) Both constraints, layerwise" in text
     assert f"{out}, {out.with_suffix('.md')}" in text
 
 
@@ -183,7 +183,7 @@ def test_a_file_of_an_unknown_kind_is_refused(tmp_path):
 
 
 def test_runs_made_beside_others_tell_no_time(tmp_path):
-    for entry in ("d", "f"):
+    for entry in ("full", "layerwise"):
         write_run(tmp_path, f"mnist-permutations/{entry}", 0, matrix(0.8), changes={"epochs": 3})
     wanted = ask(tmp_path, benchmark="mnist-permutations", overrides=(), draw_only=True)
     with pytest.raises(RunError, match=r"no finished run to draw from in .*timed"):

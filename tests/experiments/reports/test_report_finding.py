@@ -1,14 +1,16 @@
 """Reports: the numbers of the paper, and how runs are found and named."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 from support.reports import MNIST
 from support.runs import matrix, write_run
 
+from gradproj.experiments.common.files import component
 from gradproj.experiments.common.schema import to_plain
 from gradproj.experiments.reports import paper
-from gradproj.experiments.reports.collect import collect
+from gradproj.experiments.reports.collect import TUNING, collect
 from gradproj.experiments.reports.content import build
 from gradproj.experiments.reports.naming import name_of
 from gradproj.experiments.reports.render.markdown import render
@@ -29,10 +31,10 @@ from gradproj.experiments.runs.jobs import make_jobs
         ("main", "split-tiny-imagenet", "agem", 33.5, 0.3, None),
         ("main-3ep", MNIST, "multimodel-3ep", 59.4, 0.5, None),
         ("main-3ep", "split-cifar100", "sgem-3ep", 68.8, 0.2, None),
-        ("ablation", "split-cifar10", "e", 77.5, 0.4, None),
-        ("ablation", "split-tiny-imagenet", "a", 21.8, 0.4, None),
+        ("ablation", "split-cifar10", "full-pca", 77.5, 0.4, None),
+        ("ablation", "split-tiny-imagenet", "single", 21.8, 0.4, None),
         ("layerwise", MNIST, "agem-layerwise", 77.1, 0.3, -0.008),
-        ("layerwise", "split-tiny-imagenet", "f", 37.6, 0.4, 0.018),
+        ("layerwise", "split-tiny-imagenet", "layerwise", 37.6, 0.4, 0.018),
         ("class-incremental", "class-cifar100", "sgem", 59.98, None, None),
     ],
 )
@@ -122,13 +124,31 @@ def test_a_half_written_line_of_the_log_is_left_out(tmp_path):
     assert collect([folder]).runs[0].progress == "in task 2, step 3"
 
 
-def test_equal_runs_of_two_presets_are_one_row(tmp_path):
+def test_runs_of_an_alias_and_of_its_preset_are_one_row(tmp_path):
     write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8))
     write_run(tmp_path, f"{MNIST}/g", 1, matrix(0.9))
-    write_run(tmp_path, f"{MNIST}/g", 0, matrix(0.8))
     (row,) = group(collect([tmp_path]).runs)
     assert row.seeds == [0, 1]
-    assert {f"{MNIST}/ours", f"{MNIST}/g"} <= set(row.name.presets)
+    assert row.name.presets == (f"{MNIST}/ours",)
+
+
+@pytest.mark.parametrize("changes", [{}, {"lr": 0.5}])
+def test_a_run_stored_under_a_letter_has_the_name_of_its_preset(changes):
+    config = to_plain(presets.find(f"{MNIST}/d", changes))
+    stored = {**config, "preset": f"{MNIST}/d", "version": 3}
+    ending = "".join(f",{key}={value}" for key, value in changes.items())
+    assert str(name_of(stored)) == f"{MNIST}/full{ending}"
+
+
+def test_every_stored_result_is_in_the_folder_of_its_name():
+    folder = Path(__file__).parents[3] / "results"
+    if not folder.exists():
+        pytest.skip("no stored results in this copy")
+    runs = [*collect([folder], logs=False).runs, *collect([folder / TUNING], logs=False).runs]
+    assert runs
+    for run in runs:
+        series, _, entry = str(name_of(run.config)).partition("/")
+        assert run.source.parent.parts[-2:] == (series, component(entry))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_equal_seeds_that_part_before_there_is_an_old_task_pair_nothing(tmp_path
 def test_one_table_shows_what_the_presets_add_everywhere(runs):
     write_run(runs, "permuted-digits/ours-3ep", 0, matrix(0.9))
     write_run(runs, "permuted-digits/replay-3ep", 0, matrix(0.85))
-    write_run(runs, f"{MNIST}/d", 0, matrix(0.9))
+    write_run(runs, f"{MNIST}/full", 0, matrix(0.9))
     overview = build(collect([runs]), {}).overview
     assert [entry.cells for entry in overview.lines] == [
         (MNIST, "GEM", "81.9 ± 0.4", "80.0", "81.0", "-1.00", "0"),

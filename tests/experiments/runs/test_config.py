@@ -17,7 +17,8 @@ from gradproj.experiments.data import Dataset
 from gradproj.experiments.methods.config import VERSION
 from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.runs import presets
-from gradproj.experiments.runs.resolve import merge, parse_overrides, resolve
+from gradproj.experiments.runs.jobs import make_jobs
+from gradproj.experiments.runs.resolve import complete, merge, parse_overrides, resolve
 from gradproj.experiments.streams import benchmarks
 
 BASE = {"benchmark": "permuted-digits", "method": "gem"}
@@ -109,7 +110,7 @@ def test_wrong_values_are_named(values, message):
         ({"stream": {"task": 3}}, "did you mean 'tasks'?"),
         ({"network": "mlpp"}, "did you mean 'mlp'?"),
         ({"network_options": {"hiden": [3]}}, "did you mean 'hidden'?"),
-        ({"version": 4}, "version=4 was written by a newer gradproj; .*update gradproj"),
+        ({"version": 5}, "version=5 was written by a newer gradproj; .*update gradproj"),
     ],
 )
 def test_wrong_run_configurations_are_named(changes, message):
@@ -162,7 +163,8 @@ def test_every_preset_holds(name):
 
 def test_every_cell_of_the_tables_has_its_preset():
     main = ["single", "independent", "ewc", "gem", "agem", "sgem", "ours"]
-    once = ["tinyer", "gdumb", *"abcdefg", "gem-layerwise", "agem-layerwise"]
+    ablation = ["shared-only", "shared-layerwise", "full", "full-pca", "layerwise"]
+    once = ["tinyer", "gdumb", *ablation, "gem-layerwise", "agem-layerwise"]
     for benchmark in (
         "mnist-permutations",
         "split-cifar10",
@@ -182,23 +184,72 @@ def test_variants_of_the_ablation():
         found = presets.find(f"mnist-permutations/{entry}").options
         return found.rank, found.layers
 
-    assert options("b") == (0, "all")
-    assert options("c") == (0, "module")
-    assert options("d") == ("full", "all")
-    assert options("e") == (5, "all")
-    assert options("f") == ("full", "module")
-    assert options("g") == options("ours") == (5, "module")
-    assert presets.find("mnist-permutations/a").lr == 0.03
+    assert options("shared-only") == (0, "all")
+    assert options("shared-layerwise") == (0, "module")
+    assert options("full") == ("full", "all")
+    assert options("full-pca") == (5, "all")
+    assert options("layerwise") == ("full", "module")
+    assert options("ours") == (5, "module")
+
+
+@pytest.mark.parametrize(
+    ("alias", "meant"),
+    [
+        ("a", "single"),
+        ("b", "shared-only"),
+        ("c", "shared-layerwise"),
+        ("d", "full"),
+        ("e", "full-pca"),
+        ("f", "layerwise"),
+        ("g", "ours"),
+        ("layerwise-pca", "ours"),
+        ("d-printed", "full-printed"),
+        ("g-3ep", "ours-3ep"),
+        ("gem", "gem"),
+        ("a-gem", "a-gem"),
+    ],
+)
+def test_letters_of_the_ablation_are_aliases(alias, meant):
+    assert presets.canonical(f"split-cifar10/{alias}") == f"split-cifar10/{meant}"
+    if meant != "a-gem":
+        found = presets.find(f"split-cifar10/{alias}")
+        assert found == presets.find(f"split-cifar10/{meant}")
+        assert found.preset == f"split-cifar10/{meant}"
+        (job,) = make_jobs([f"split-cifar10/{alias}"], arguments={})
+        assert job.name == f"split-cifar10/{meant}/seed-0"
+
+
+def test_class_incremental_presets_have_no_letters():
+    with pytest.raises(ConfigError, match="preset 'class-digits/b' is not known"):
+        presets.find("class-digits/b")
+
+
+@pytest.mark.parametrize("rule", ["violated", "part-margin"])
+def test_each_rule_has_presets_for_the_method_and_its_control(rule):
+    ours = presets.find(f"mnist-permutations/ours-{rule}")
+    assert (ours.options.rule, ours.options.strength, ours.options.replay) == (rule, 0.5, "sum")
+    method, options = methods.find("ours").control(to_plain(ours.options))
+    control = presets.find(f"mnist-permutations/replay-{rule}")
+    assert (control.method, to_plain(control.options)) == (method, options)
+
+
+def test_the_released_form_has_its_control():
+    ours = presets.find("mnist-permutations/ours-released")
+    method, options = methods.find("ours").control(to_plain(ours.options))
+    control = presets.find("mnist-permutations/replay-released")
+    assert (control.method, to_plain(control.options)) == (method, options)
+    assert ours.memory.batch == control.memory.batch == 0
 
 
 def test_table_presets_have_strength_and_printed_ones_have_none():
-    for entry in ("ours", "b", "gem", "agem", "sgem"):
+    for entry in ("ours", "shared-only", "gem", "agem", "sgem"):
         assert presets.find(f"mnist-permutations/{entry}").options.strength == 0.5
         assert presets.find(f"mnist-permutations/{entry}-printed").options.strength == 0.0
 
 
 def test_table_presets_add_up_and_the_defaults_are_those_of_the_adapter():
-    for entry in ("ours", "replay", "b", "c", "d", "e", "f", "g", "first-k", "last-k"):
+    ablation = ("shared-only", "shared-layerwise", "full", "full-pca", "layerwise")
+    for entry in ("ours", "replay", *ablation, "first-k", "last-k"):
         assert presets.find(f"mnist-permutations/{entry}").options.replay == "sum"
         assert presets.find(f"permuted-fashion-mnist/{entry}").options.replay == "mean"
     options = resolve({**BASE, "method": "ours"}).options
@@ -208,7 +259,37 @@ def test_table_presets_add_up_and_the_defaults_are_those_of_the_adapter():
         default.strength,
         default.replay,
     )
-    assert resolve({**BASE, "method": "replay"}).options.strength == default.strength
+
+
+@pytest.mark.parametrize("benchmark", ["split-mnist", "mine:stream"])
+@pytest.mark.parametrize("method", ["ours", "gem", "agem", "sgem", "replay"])
+def test_methods_without_a_preset_replay_as_much_as_their_control(method, benchmark):
+    values = {"benchmark": benchmark, "method": method}
+    options = to_plain(complete(values).options)
+    default = inspect.signature(Projector).parameters["method"].default
+    assert options["strength"] == default.strength
+    # The gradient of one task drawn at random is the mean in expectation.
+    assert options.get("replay", "mean") == default.replay
+
+
+@pytest.mark.parametrize("method", ["ours", "gem", "agem"])
+def test_the_control_of_a_default_replays_as_much_as_the_default_control(method):
+    options = to_plain(complete({"benchmark": "split-mnist", "method": method}).options)
+    name, control = methods.find(method).control(options)
+    assert name == "replay"
+    default = to_plain(methods.find("replay").Options())
+    assert (control["strength"], control["replay"]) == (default["strength"], default["replay"])
+
+
+def test_a_stored_run_keeps_the_defaults_of_its_version():
+    for method, replay in (("gem", "sum"), ("agem", "mean")):
+        stored = complete({"benchmark": "split-mnist", "method": method, "version": 3}).options
+        assert (stored.strength, stored.replay) == (0.0, replay)
+    stored = complete({"benchmark": "split-mnist", "method": "sgem", "version": 3}).options
+    assert stored.strength == 0.0
+    half = {"method": "gem", "version": 3, "options": {"strength": 0.5, "layers": "all"}}
+    found = complete({"benchmark": "split-mnist", **half}).options
+    assert (found.strength, found.replay) == (0.5, "sum")
 
 
 def test_an_unknown_preset_suggests_the_nearest():
@@ -275,7 +356,7 @@ def test_input_space_methods_have_presets_on_all_benchmarks():
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_stored_run_that_was_drawn_anew_at_every_step_keeps_its_meaning(version):
-    values = {"benchmark": "class-digits", "method": "gem", "version": version}
+    values = {"benchmark": "class-digits", "method": "tinyer", "version": version}
     stored = resolve({**values, "memory": {"redraw": "step", "per_task": 7}})
     assert stored == resolve({**values, "version": VERSION, "memory": {"per_task": 7}})
     with pytest.raises(ConfigError, match=r"key 'memory\.redraw' is not known"):
