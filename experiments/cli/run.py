@@ -11,9 +11,10 @@ from rich.console import Console
 
 from gradproj.experiments.cli.arguments import add_jobs
 from gradproj.experiments.cli.display import make_display
+from gradproj.experiments.cli.summary import EXPLANATION, summarize
 from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.runs import presets
-from gradproj.experiments.runs.grid import Outcome, execute_all
+from gradproj.experiments.runs.grid import Job, Outcome, execute_all
 from gradproj.experiments.runs.jobs import make_jobs
 from gradproj.experiments.runs.signals import exit_code
 
@@ -117,11 +118,17 @@ def execute(args: argparse.Namespace) -> int:
         outcomes = execute_all(
             jobs, display, executor=args.executor, workers=args.jobs, address=args.address
         )
-    return _summarise(outcomes, args.out, console)
+    return _conclude(jobs, outcomes, args.out, console)
 
 
-def _summarise(outcomes: Sequence[Outcome], out: Path, console: Console) -> int:
+def _conclude(jobs: Sequence[Job], outcomes: Sequence[Outcome], out: Path, console: Console) -> int:
+    """Print the table of the finished runs and the reasons of the others; return the exit code."""
     kinds = [outcome.kind for outcome in outcomes]
+    done = [job for job, kind in zip(jobs, kinds, strict=True) if kind in ("finished", "skipped")]
+    table = summarize(done)
+    if table is not None:
+        console.print(table)
+        console.print(EXPLANATION, highlight=False)
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     console.print(f"{counts}; results in {out}", highlight=False, markup=False, soft_wrap=True)
     for outcome in outcomes if len(outcomes) > 1 else ():  # One run alone has just said so.

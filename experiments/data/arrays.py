@@ -26,7 +26,8 @@ def collect_items(name: str, items: Any) -> tuple[Any, Any]:
             f"{name} is a {type(items).__name__} without labels; pass y, or a torch Dataset with "
             "a length and items (sample, label)"
         )
-    samples, labels = [], []
+    samples: list[Array] = []
+    labels: list[Array] = []
     for i in range(len(items)):
         item = items[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:

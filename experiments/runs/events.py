@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-__all__ = ["Event", "ignore", "throttled"]
+__all__ = ["ENDINGS", "Event", "ignore", "throttled"]
+
+# The kinds of the last event of a run.
+ENDINGS = ("finished", "skipped", "interrupted", "refused", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,9 @@ class Event:
     Attributes
     ----------
     kind : str
-        "step", "task" (one was finished and evaluated), "notice" (something that the user should
-        know), or how the run ended: "finished", "skipped" (was finished before), "interrupted",
-        "refused" (its configuration cannot be used) or "failed".
+        "step", "evaluation" (one starts), "task" (one was finished and evaluated), "notice"
+        (something that the user should know), or how the run ended: "finished", "skipped" (was
+        finished before), "interrupted", "refused" (its configuration cannot be used) or "failed".
     run : str
         The name of the run.
     fraction : float

@@ -115,6 +115,7 @@ class Run:
 
     def _train(self) -> None:
         if not self.record.baseline:
+            self._tell(Event(kind="evaluation", tasks=len(self.stream.tasks)))
             self.record.measure_baseline(self.learner, self.stream, self.device)
         for task in self.stream.tasks[self.position.task :]:
             self._train_task(task)
@@ -202,6 +203,15 @@ class Run:
         )
 
     def _evaluate(self, task: Task) -> None:
+        self._tell(
+            Event(
+                kind="evaluation",
+                task=task.index,
+                tasks=len(self.stream.tasks),
+                step=self.position.total,
+                fraction=self._fraction(task, 1.0),
+            )
+        )
         average = None if self.average is None else self.average.module
         self.record.measure(self.learner, self.stream, self.device, average)
         self._tell(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gradproj.experiments.runs.events import Event
+from gradproj.experiments.runs.events import ENDINGS, Event
 from gradproj.experiments.runs.grid.worker import Job, Outcome
 
 __all__ = ["RETRIES", "Progress"]
@@ -30,7 +30,7 @@ class Progress:
             return
         if event.kind in ("step", "task"):
             self._begun.add(event.run)
-        elif event.kind != "notice":
+        elif event.kind in ENDINGS:
             self._ended.add(event.run)
         self._show(event)
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gradproj.experiments import cli
+from gradproj.experiments.cli.summary import summarize
 from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.grid import Outcome
@@ -29,13 +30,45 @@ def test_run_writes_a_folder_for_each_run_and_skips_what_is_done(tmp_path, capsy
     out = tmp_path / "[bold]"  # no markup
     command = ["run", "permuted-digits/ours", "--out", str(out), *SMALL]
     assert cli.main(command) == 0
-    assert f"1 finished; results in {out}" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"1 finished; results in {out}" in text
+    assert "evaluat" not in text  # Short evaluations need no line in a log.
     (result,) = out.glob("permuted-digits/ours,*/seed-0/result.json")
     assert json.loads(result.read_text())["preset"] == "permuted-digits/ours"
     assert cli.main(command) == 0
     assert "1 skipped" in capsys.readouterr().out
     assert cli.main([*command, "--force"]) == 0
     assert "1 finished" in capsys.readouterr().out
+
+
+def test_run_ends_with_a_table_of_all_seeds_that_fits_a_screen(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out, small = tmp_path / "runs", ["--set", "stream.tasks=2"]
+    command = ["run", "permuted-digits/ours", "--seeds", "0", "1", "--out", str(out), *small]
+    assert cli.main(command) == 0
+    text = capsys.readouterr().out
+    table = text[text.index("run  ") :]
+    assert max(map(len, table.splitlines()[:-1])) <= 80  # The last line names the folder.
+    acc = [
+        json.loads(path.read_text())["metrics"]["acc"]
+        for path in sorted(out.glob("permuted-digits/ours,*/seed-*/result.json"))
+    ]
+    (row,) = [line for line in table.splitlines() if "permuted-digits/ours" in line]
+    assert "0, 1 " in row
+    assert f" {50 * sum(acc):.1f} ± " in row
+    assert "ACC: mean test accuracy of all tasks at the end." in table
+    assert "2 finished" in table
+
+
+def test_the_table_has_a_dash_for_a_method_that_is_measured_only_at_the_end(tmp_path):
+    (job,) = make_jobs(["permuted-digits/ours"], out=tmp_path, arguments={})
+    assert summarize([job]) is None
+    job.folder.mkdir(parents=True)
+    result = {"metrics": {"acc": 0.5}, "train_seconds": 1, "evaluation_seconds": 2}
+    (job.folder / "result.json").write_text(json.dumps({**result, "stored_per_task": 0}))
+    table = summarize([job])
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells == ["permuted-digits/ours", "0", "0", "50.0", "–", "3 s"]
 
 
 def test_run_without_a_preset(tmp_path, capsys):

@@ -1,19 +1,15 @@
 """Many runs at once: all are done, and one that fails or dies leaves the others alone."""
 
 import json
-import math
-import re
 import signal
 import subprocess
 import sys
 
 import pytest
-from rich.console import Console
 from support.grids import Crash, CrashInAWord
 from support.processes import wait_for
 
-from gradproj.experiments.cli.display import LiveDisplay, PlainDisplay, make_display
-from gradproj.experiments.runs.events import Event, throttled
+from gradproj.experiments.runs.events import ENDINGS, Event, throttled
 from gradproj.experiments.runs.grid import Job, execute_all
 from gradproj.experiments.runs.grid.processes import run_in_processes
 from gradproj.experiments.runs.resolve import resolve
@@ -49,7 +45,7 @@ def test_all_runs_are_done_and_a_failure_is_reported(tmp_path):
     assert "blocked cannot be written" in outcomes[1].message
     assert f"exit code {-signal.SIGKILL}" in outcomes[2].message
     assert matrix(tmp_path / "good") != matrix(tmp_path / "other")
-    ended = {event.run: event.kind for event in events if event.kind not in ("step", "task")}
+    ended = {event.run: event.kind for event in events if event.kind in ENDINGS}
     assert ended == {"good": "finished", "blocked": "failed", "dead": "failed", "other": "finished"}
 
     again = run_in_processes([jobs[0], jobs[3]], events.append, workers=2)
@@ -110,90 +106,6 @@ def test_an_unforeseen_error_keeps_its_traceback(tmp_path, monkeypatch):
     assert outcome.kind == "failed"
     assert "ZeroDivisionError: oops" in outcome.message
     assert "Traceback" in outcome.message
-
-
-# Progress ---------------------------------------------------------------------------------------
-
-EVENTS = [
-    Event("step", "run", task=0, tasks=2, step=5, loss=1.5, fraction=0.25),
-    Event("task", "run", task=0, tasks=2, step=10, loss=1.25, accuracy=0.75, fraction=0.5),
-    Event("finished", "run", message="ACC 0.7500"),
-]
-
-
-def test_plain_lines_when_not_a_terminal():
-    console = Console(force_terminal=False, width=200)
-    display = make_display(["run"], console)
-    assert isinstance(display, PlainDisplay)
-    with console.capture() as capture, display:
-        for event in EVENTS:
-            display(event)
-    lines = capture.get().splitlines()
-    assert lines[0].startswith("run: task 1/2, step 10, loss 1.250, accuracy 0.7500, about")
-    assert lines[1:] == ["run: finished ACC 0.7500"]
-
-
-def test_the_time_left_counts_from_where_a_run_went_on(monkeypatch):
-    console = Console(force_terminal=False, width=200)
-    display, now = PlainDisplay(console), iter([100.0, 130.0])
-    monkeypatch.setattr("gradproj.experiments.cli.display.time.monotonic", lambda: next(now))
-    with console.capture() as capture:
-        display(Event("step", "run", fraction=0.5))
-        display(Event("task", "run", fraction=0.8))
-    assert "about 20 s left" in capture.get()
-
-
-def test_a_long_task_is_heard_of_every_minute(monkeypatch):
-    console = Console(force_terminal=False, width=200)
-    display, now = PlainDisplay(console), iter([0.0, 59.0, 61.0, 100.0, 6000.0])
-    monkeypatch.setattr("gradproj.experiments.cli.display.time.monotonic", lambda: next(now))
-    with console.capture() as capture:
-        for step, fraction in enumerate([0.0, 0.01, 0.02, 0.03]):
-            display(Event("step", "run", tasks=2, step=step, loss=1.5, fraction=fraction))
-        display(Event("task", "run", tasks=2, step=9, loss=1.5, accuracy=math.nan, fraction=0.5))
-    assert capture.get().splitlines() == [
-        "run: task 1/2, step 2, loss 1.500, about 50 min left",
-        "run: task 1/2, step 9, loss 1.500, about 100 min left",
-    ]
-
-
-def test_plain_lines_on_a_terminal_that_cannot_move_its_cursor(monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(make_display(["run"], Console(force_terminal=True)), PlainDisplay)
-
-
-def test_live_bars_on_a_terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    console = Console(force_terminal=True, width=200)
-    display = make_display(["run"], console)
-    assert isinstance(display, LiveDisplay)
-    with console.capture() as capture, display:
-        for event in EVENTS:
-            display(event)
-            display.refresh()
-    assert "task 1/2 step 5 loss 1.500" in capture.get()
-    assert "run: finished ACC 0.7500" in capture.get()
-
-
-def test_a_notice_is_shown_and_does_not_end_a_run(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    for terminal in (True, False):
-        console = Console(force_terminal=terminal, width=200)
-        with console.capture() as capture, make_display(["run"], console) as display:
-            display(Event("notice", "run", message="resumes from step 3"))
-            if isinstance(display, LiveDisplay):
-                assert display._ended == 0
-        assert "run: notice resumes from step 3" in capture.get()
-
-
-def test_a_long_name_leaves_room_for_the_bar_and_keeps_its_seed():
-    run = "split-digits/ours,options.strength=0.25,memory.batch=0/seed-10"
-    console = Console(force_terminal=True, width=80)
-    with console.capture() as capture, LiveDisplay([run], console) as display:
-        display(Event("step", run, task=11, tasks=20, step=2993, loss=1.5, fraction=0.4))
-        display.refresh()
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
-    assert re.search(r"ours,op…/seed-10 ━+[╸╺]?━+ +task 12/20 step 2993 loss 1.500", text)
 
 
 def test_steps_are_throttled_and_the_rest_is_not():
