@@ -15,8 +15,8 @@ separately as :func:`measure`, :meth:`Method.solve` and :func:`combine`. The pap
 available step by step as :func:`decompose`, :func:`gram_schmidt` or :func:`principal_components`,
 and :func:`solve`; :func:`kkt_residuals` judges any update.
 
-:func:`preserve` needs no gradients of old tasks: :class:`InputMoments` remembers what they feed
-into a layer. The update then leaves the answers to such inputs nearly unchanged.
+:func:`preserve` needs no gradients of old tasks. :class:`InputMoments` accumulates the second
+moments of a layer's old inputs, and the update leaves the outputs for such inputs nearly unchanged.
 
 Arrays may come from NumPy, CuPy, torch, JAX, dpnp, dask, array-api-strict or any other library that
 follows the array API standard. Results have the library, dtype and device of the input. They are

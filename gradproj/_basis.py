@@ -200,7 +200,7 @@ def is_rank(k: object) -> bool:
 
 
 def _check_size(name: str, value: float | None) -> None:
-    """Raise unless the option is None or a finite number >= 0."""
+    """Raise unless the option is a finite number >= 0, or not given."""
     if value is not None and not 0 <= value < np.inf:
         raise ValueError(f"{name}={value!r} is invalid: expected a finite number >= 0")
 

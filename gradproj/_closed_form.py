@@ -166,7 +166,7 @@ def _project_both(xp: Any, x: Array, shared: Array, B: Array) -> tuple[Array, Ar
     """Return P x, P ḡ in units of ‖ḡ‖, and whether the latter is more than rounding."""
     shared = shared / _largest(xp, shared)
     shared = shared / (_length(xp, shared) or 1.0)
-    for _ in range(2):  # the second pass removes what rounding left of B in the first
+    for _ in range(2):  # the second pass removes the rounding error of the first
         x = x - (B @ x) @ B
         shared = shared - (B @ shared) @ B
     return x, shared, _length(xp, shared) > 100 * float(xp.finfo(shared.dtype).eps)

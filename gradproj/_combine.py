@@ -31,7 +31,7 @@ from gradproj._method import Solution
 # They occur where old and new gradients differ extremely in length. Such layers use float64.
 _SAFE_COEFFICIENT = (1e-30, 1e30)
 
-# Columns per block on the CPU: what is read and written again stays in the second-level cache.
+# Columns per block on the CPU: a block of the result stays in the second-level cache.
 _BLOCK = 1 << 16
 
 

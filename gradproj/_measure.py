@@ -120,7 +120,7 @@ def measure_layers(
 
 
 def enter_layers(g: Sequence[Array], G: Sequence[Array]) -> tuple[list[Entered], list[str]]:
-    """Enter the (g, G) pair of each layer; raise unless all layers are alike. Return the labels."""
+    """Enter the (g, G) pair of each layer and return labels; raise if layers do not match."""
     if len(g) != len(G):
         raise ValueError(f"g has {len(g)} layers and G has {len(G)}: expected one G per g")
     labels = [f"[{layer}]" for layer in range(len(g))]

@@ -127,7 +127,7 @@ class Method(ABC):
 
     @abstractmethod
     def solve_layers(self, products: Products) -> Solution:
-        r"""Solve a batch of layers. This is what defines a method.
+        r"""Solve a batch of layers. A subclass must define this method.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class Method(ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what changes from step to step, as plain Python numbers, strings and dicts."""
+        """Return the state that changes between steps, as plain numbers, strings and dicts."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

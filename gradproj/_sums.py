@@ -26,8 +26,8 @@ def measure_old(
     Returns
     -------
     rows : list of arrays (T, N_l) or (1, N_l)
-        What the coefficients will multiply. A combination is in float64 where float32 would lose
-        digits to cancellation.
+        The rows that the coefficients will multiply. A combination is in float64 where float32
+        would lose digits to cancellation.
     measured : Measured
         With products that are zero where only rounding is left of a combination.
     """

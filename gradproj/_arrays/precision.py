@@ -16,7 +16,7 @@ _EXACT = ("ieee", "none")
 
 
 def computing(x: Array, *, native: bool = False) -> AbstractContextManager[object]:
-    """Enter what every computation with `x` needs, in one place.
+    """Return the context that every computation with `x` needs.
 
     With `native`, torch computes with its tensors on the CPU too, not NumPy with views of them.
 
@@ -100,7 +100,7 @@ def _float32_products(torch: Any) -> str:
 
 @contextmanager
 def _cupy_in_full_precision() -> Iterator[None]:
-    # CuPy has no public name for what the environment variable CUPY_TF32 sets.
+    # CuPy has no public name for the setting of the environment variable CUPY_TF32.
     core: Any = sys.modules["cupy"]._core
     tf32 = core._routines_linalg.COMPUTE_TYPE_TF32
     if core.get_compute_type(np.float32) != tf32:

@@ -56,10 +56,10 @@ class Decomposed(Method):
         outside the constraints. 0 gives the paper's equations. With both constraints off, plain
         replay remains, which is the control for every projection.
     replay : {"mean", "sum"}
-        What `strength` multiplies: the mean of the old gradients, :math:`\gamma \bar g`, or their
-        sum, :math:`\gamma \sum_i g_i`. The sum grows with the number of tasks, and a learning rate
-        that works for two tasks may be too large for twenty. The paper's numbers need the sum with
-        0.5, as in GEM's published runs.
+        The term that `strength` multiplies: the mean of the old gradients,
+        :math:`\gamma \bar g`, or their sum, :math:`\gamma \sum_i g_i`. The sum grows with the
+        number of tasks, and a learning rate that works for two tasks may be too large for twenty.
+        The paper's numbers need the sum with 0.5, as in GEM's published runs.
     rule : {"always", "violated", "part-margin"}
         When the replayed gradient :math:`r` (their mean or sum) is added to the solution
         :math:`w^*`. "always": :math:`w^* + \gamma r`. "violated": only where
@@ -144,7 +144,7 @@ class Decomposed(Method):
         if basis.shape[1]:
             across = basis.transpose(0, 2, 1)
             ends = start - across @ (basis @ along)
-            # Once more, which removes what rounding left of a direction.
+            # A second pass removes the rounding error of the first.
             ends = ends - across @ (basis @ (along + C @ (ends - start)))
             sizes = sizes + (abs(across) @ (abs(basis) @ abs(along[:, :, 1:])))[:, :, 0]
         c, p = ends[:, :, 0], ends[:, :, 1]  # P g = g + cᵀG and P ḡ = pᵀG

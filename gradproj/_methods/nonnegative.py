@@ -106,7 +106,7 @@ def _refine(A: HostArray, q: HostArray, steady: HostArray, u: HostArray) -> Host
 
 
 def _rounding(u: HostArray, least: float) -> float:
-    """Return what counts as zero: rounding, and the effect of the least curvature."""
+    """Return the size up to which a slope counts as zero: rounding and the least curvature."""
     return float(10 * len(u) * np.finfo(float).eps + 2 * least * np.abs(u).max())
 
 

@@ -1,1 +1,1 @@
-"""Projection without stored samples: keep what the layers answer to the old tasks' inputs."""
+"""Projection without stored samples: preserve the layers' outputs for the old tasks' inputs."""

@@ -148,13 +148,13 @@ def _old(basis: InputBasis | Array | None, like: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class _Spectrum:
-    """The new task's inputs: along the old rows, outside of them by size, and their total."""
+    """The mean squares of the new task's inputs along the old rows and outside of them."""
 
-    inside: Array
-    values: Array
-    vectors: Array
-    trace: Array
-    complete: bool = True
+    inside: Array  # one number per old row
+    values: Array  # outside of the old rows, in descending order
+    vectors: Array  # the direction of each value, one per row
+    trace: Array  # the sum over all directions
+    complete: bool = True  # whether `vectors` holds every direction that the inputs use
 
 
 def _spectrum(S: Array, old: Array, epsilon: float) -> _Spectrum:
@@ -169,14 +169,14 @@ def _spectrum(S: Array, old: Array, epsilon: float) -> _Spectrum:
 
 
 def _low_rank_spectrum(S: LowRankMoments, old: Array, epsilon: float) -> _Spectrum:
-    """Return the same without any square matrix; directions outside of V are not in it."""
+    """Return the spectrum of low-rank moments, without directions outside of their vectors."""
     V, s, r = widened(S)
     xp = namespace(V)
     along = old @ transposed(V)
     inside = xp.sum(along * along * (s - r), axis=1) + r
     outside = V - transposed(along) @ old
     vectors, values = leading(outside, s - r, V.shape[0])
-    # What is left of a direction inside of the old basis is rounding.
+    # Directions inside of the old basis leave only their rounding error here.
     noise = resolution(xp.sqrt(xp.sum(s * s)), epsilon)
     values = xp.where(values > noise, values + r, xp.zeros_like(values))
     k, n = V.shape
@@ -190,7 +190,7 @@ def _grown(
     """Return the old rows, the new rows, and the size of the inputs along all of them."""
     inside, values = spectrum.inside, spectrum.values
     xp = namespace(values)
-    # The choice of a size is made on the host: it is the shape of the result.
+    # The number of directions is chosen on the host, because it is the shape of the result.
     found = to_host(values)
     total = float(spectrum.trace)
     reached = float(xp.sum(inside)) + np.concatenate([[0.0], np.cumsum(found)])

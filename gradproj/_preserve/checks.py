@@ -1,4 +1,4 @@
-"""Checks of the arguments of this package."""
+"""Checks of the arguments of `preserve`, `input_basis` and their classes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_orthonormal(xp: Any, name: str, B: Array) -> None:
         )
 
 
-# Squares are formed for so many rows at a time, so that they take little memory.
+# Rows whose squares are formed at a time, which limits the extra memory.
 _ROWS = 2048
 
 

@@ -1,4 +1,4 @@
-"""The in-sized matrices of this package: their dtypes and their eigenvalues."""
+"""Matrices of the size of a layer's inputs: dtypes, devices and eigenvalues."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gradproj._arrays import (
     widened,
 )
 
-# Eigenvalues up to this many rounding errors of ‖S‖ cannot be told from zero: S is a sum of
-# products, and the eigenvalues are rounded too.
+# Eigenvalues up to this many rounding errors of ‖S‖ count as zero: S is a sum of products, and the
+# eigenvalues are rounded too.
 _ERRORS = 10
 # Eigenvalues that are more negative than this part of ‖S‖ do not come from rounding in float32: the
 # products may have been formed in float32 even if S is in float64. Products of 16 bits are off by
@@ -97,9 +97,9 @@ def norm(S: Array) -> Array:
 
 
 def resolution(size: Array, epsilon: float) -> Array:
-    """Return, per matrix, the number below which an eigenvalue cannot be told from zero.
+    """Return, per matrix, the number up to which an eigenvalue counts as zero.
 
-    `size` is the norm of S, and `epsilon` that of the dtype in which S was given.
+    `size` is the norm of S, and `epsilon` the rounding unit of the dtype in which S was given.
     """
     return _ERRORS * epsilon * size
 
@@ -107,7 +107,7 @@ def resolution(size: Array, epsilon: float) -> Array:
 def eigenpairs(S: Array, size: Array, epsilon: float) -> tuple[Array, Array]:
     """Return eigenvalues >= 0 in ascending order and eigenvectors as columns.
 
-    Eigenvalues that cannot be told from zero are zero; see :func:`resolution`.
+    Eigenvalues that are only rounding are set to zero; see :func:`resolution`.
     """
     values, vectors = namespace(S).linalg.eigh((S + transposed(S)) / 2)
     return nonnegative(values, size, epsilon), vectors

@@ -237,7 +237,7 @@ class InputMoments:
             return state | {"like": like} | {n: narrow(x, like, widest(like)) for n, x in arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; what was there before is dropped."""
+        """Restore a :meth:`state_dict`. The present state is dropped."""
         self._clear()
         if "like" in state:
             with computing(state["like"], native=True):

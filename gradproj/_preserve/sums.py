@@ -18,7 +18,7 @@ class Products:
     # of a float32 product does not grow with the number of rows.
     collected = 256
     piece = 2048
-    # The sum has so many axes fewer than the rows.
+    # The number of axes that the rows have and the sum does not.
     missing = 0
 
     def __init__(self) -> None:
@@ -90,12 +90,12 @@ class Squares(Products):
 class Sketch:
     """At most 2k rows whose products stand for those of all rows ("frequent directions").
 
-    The rows are replaced by k orthogonal ones when there are 2k of them (Ghashami et al. 2016). All
-    of them are shortened alike, by the square length of the first row that is left out. Otherwise
-    rows that come late would never count against a long sum of earlier ones.
+    When there are 2k rows, k orthogonal rows replace them (Ghashami et al. 2016). The squared
+    length of the first row that is left out is subtracted from the squared length of each row that
+    stays. Without this, late rows would never count against a long sum of earlier rows.
 
-    The sum of what was taken from each square length is added back in the end ("compensated": Desai
-    et al. 2016): it is exact for directions that were there all the time. The trace is exact.
+    `removed` is the sum of these subtractions. It is added back at the end ("compensated", Desai et
+    al. 2016), which is exact for directions that were present in all batches. The trace is exact.
     """
 
     def __init__(self, rank: int) -> None:
@@ -130,7 +130,7 @@ class Sketch:
         values, vectors = xp.linalg.eigh((products + transposed(products)) / 2)
         values, vectors = xp.flip(values, axis=-1), xp.flip(vectors, axis=-1)
         zero = xp.zeros_like(values[..., :1])
-        # What rounding leaves of a zero must not shorten the others.
+        # A zero eigenvalue with a rounding error must not shorten the other rows.
         noise = resolution(values[..., :1], float(xp.finfo(values.dtype).eps))
         values = xp.where(values > noise, values, zero)
         taken = values[..., self.rank : self.rank + 1]
@@ -174,7 +174,7 @@ Sums = Products | Sketch
 
 
 class Collector:
-    """Rows on their way to a sum: small batches are collected, large ones are cut into pieces."""
+    """A sum over rows that arrive in batches of any size: collects small ones, cuts large ones."""
 
     def __init__(self, rank: int | None, diagonal: bool) -> None:
         self._sums: Sums = Sketch(rank) if rank else Squares() if diagonal else Products()
@@ -190,7 +190,7 @@ class Collector:
             self._cut(a)
 
     def sums(self) -> Any:
-        """Return the sum over all rows; none are kept after that."""
+        """Add all collected rows to the sum and return it."""
         if self._waiting:
             rows = namespace(self._waiting[0]).concat(self._waiting, axis=-2)
             self._waiting = []
