@@ -173,3 +173,16 @@ def test_the_operator_is_for_one_dtype_and_library():
     assert narrow.matrix.dtype == np.float32
     assert narrow.apply(g.astype(np.float32)).dtype == np.float32
     assert repr(narrow) == "Preservation(dense, shape=(3, 3), dtype=float32)"
+
+
+@pytest.mark.numpy_only
+def test_moments_of_another_dtype_or_library():
+    """Moments in float64 serve gradients in float32; both must be of one library."""
+    w = gp.preserve(g.astype(np.float32), S, strength=1.0)
+    assert w.dtype == np.float32
+    assert np.allclose(w, g / 2)
+    strict = pytest.importorskip("array_api_strict")
+    with pytest.raises(TypeError, match="g is from numpy and S is from array_api_strict: pass"):
+        gp.preserve(g, strict.asarray(S), strength=1.0)
+    with pytest.raises(TypeError, match="g is from numpy and basis is from array_api_strict: pass"):
+        gp.preserve(g, basis=strict.asarray(S))

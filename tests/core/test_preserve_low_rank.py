@@ -16,7 +16,7 @@ dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 def inputs(rank, n=9, rows=40, seed=0, leading=()):
-    """Inputs that span so many directions."""
+    """Return inputs that span `rank` directions."""
     rng = np.random.default_rng(seed)
     return rng.standard_normal((*leading, rows, rank)) @ rng.standard_normal((*leading, rank, n))
 
@@ -79,6 +79,13 @@ def test_approximation(seed, kept, n, batch):
     w = gp.preserve(g, S, strength=3.0)
     assert np.allclose(w @ (np.eye(n) + 3.0 * S.dense()), g, atol=1e-10)
     assert np.sum(w * g) > 0
+
+
+@pytest.mark.numpy_only
+def test_rounding_does_not_make_the_rest_negative():
+    """Here nothing is left outside of the directions, up to rounding of either sign."""
+    for seed in range(20):
+        assert observed(inputs(2, seed=seed), rank=4).matrix().rest >= 0
 
 
 @pytest.mark.numpy_only
@@ -169,6 +176,17 @@ def test_merged_sketches_are_as_good_as_one():
     for S in (one, merged):
         assert np.isclose(S.trace, np.trace(known))
         assert np.linalg.norm(S.dense() - known, 2) < 2 * best
+
+
+@pytest.mark.numpy_only
+def test_a_merged_sketch_brings_its_compensation():
+    """The first process has seen too few rows to shorten any; the second has shortened many."""
+    rng = np.random.default_rng(0)
+    a = np.concatenate([np.tile([[3.0, 0, 0, 0, 0]], (40, 1)), rng.standard_normal((40, 5))])
+    rng.shuffle(a)
+    merged = observed(a[:3], rank=2, batch=1) + observed(a[3:], rank=2, batch=1)
+    largest = np.linalg.eigvalsh(a.T @ a / 80)[-1]
+    assert np.isclose(merged.matrix().values[0], largest, rtol=0.01)
 
 
 @pytest.mark.numpy_only

@@ -119,7 +119,9 @@ def test_inputs_of_16_bits_give_positive_semidefinite_moments(library, dtype, ba
 
 @pytest.mark.numpy_only
 @pytest.mark.parametrize("rows", [2, 300])
-@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"rank": 200}, {"diagonal": True}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"rank": 2}, {"rank": 4}, {"rank": 200}, {"diagonal": True}], ids=repr
+)
 def test_the_callers_array_may_change_later(rows, options):
     """The memory of activations is used again for the next batch."""
     inputs = np.ones((rows, 4))
@@ -149,12 +151,16 @@ def test_small_batches_are_not_kept_for_long():
 
 
 @pytest.mark.numpy_only
-def test_float32_sums_do_not_lose_later_batches():
-    """In float32, adding 1 to 2²⁴ changes nothing."""
+@pytest.mark.parametrize("rows", [1, 300])
+def test_float32_sums_do_not_lose_later_batches(rows):
+    """In float32, adding 1 to 2²⁴ changes nothing. Batches of 300 rows are added one by one."""
     moments = gp.InputMoments()
-    moments.update(np.full((1, 1), 2.0**12, np.float32))
+    batch = np.zeros((rows, 1), np.float32)
+    batch[0] = 2.0**12
+    moments.update(batch)
+    batch[0] = 1.0
     for _ in range(64):
-        moments.update(np.ones((1, 1), np.float32))
+        moments.update(batch)
     assert moments.total == 2**24 + 64
 
 
