@@ -1,10 +1,10 @@
 """The form in which every loader returns a data set: labelled images, completely in memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "hold_out"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,3 +80,46 @@ class Dataset:
         """Shape (C, H, W) of one image."""
         c, h, w = self.train_x.shape[1:]
         return int(c), int(h), int(w)
+
+
+def hold_out(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
+    """Replace the test images by a share of the training images of each class.
+
+    Settings that are chosen on the result have not seen the test images.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    share : float
+        Share of the training images to test on, above 0 and below 1. They are not trained on.
+    seed : int
+        Chooses the images.
+
+    Examples
+    --------
+    >>> from gradproj.experiments.data import load
+    >>> digits = load("digits")
+    >>> held = hold_out(digits, 0.25)
+    >>> len(digits.train_x), len(held.train_x), len(held.test_x)
+    (1442, 1082, 360)
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share={share!r} is invalid: expected a number above 0 and below 1")
+    generator = torch.Generator().manual_seed(seed)
+    held = torch.zeros(len(dataset.train_y), dtype=torch.bool)
+    for label in range(dataset.classes):
+        members = torch.nonzero(dataset.train_y == label).squeeze(1)
+        if len(members) < 2:
+            raise ValueError(
+                f"{dataset.name} has {len(members)} training images of class {label}; a validation "
+                "split needs at least 2 of each class"
+            )
+        count = min(max(round(share * len(members)), 1), len(members) - 1)
+        held[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    return replace(
+        dataset,
+        train_x=dataset.train_x[~held],
+        train_y=dataset.train_y[~held],
+        test_x=dataset.train_x[held],
+        test_y=dataset.train_y[held],
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradproj.experiments.common.registry import is_own, load_object, nearest
-from gradproj.experiments.data import Dataset, load
+from gradproj.experiments.data import Dataset, hold_out, load
 from gradproj.experiments.streams.builders import permuted, rotated, split
 from gradproj.experiments.streams.stream import Stream
 
@@ -20,7 +20,8 @@ _BUILDERS: dict[str, Callable[..., Stream]] = {
 }
 
 
-_WHOLE_NUMBERS = ("tasks", "samples", "seed", "first")
+_WHOLE_NUMBERS = ("tasks", "samples", "seed", "first", "classes")
+_OPTIONAL = ("samples", "first", "classes")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ BENCHMARKS: dict[str, Benchmark] = {
     "class-cifar100": Benchmark(
         "split", "cifar100", {"tasks": 10, "scenario": "class", "class_order": "numpy-1993"}
     ),
+    # A class-incremental stream for one core: a fifth of the classes, all of their images.
+    "class-cifar100-mid": Benchmark(
+        "split",
+        "cifar100",
+        {"tasks": 5, "classes": 20, "scenario": "class", "class_order": "numpy-1993"},
+    ),
     "class-digits": Benchmark("split", "digits", {"tasks": 5, "scenario": "class"}),
 }
 
@@ -67,6 +74,7 @@ def build(
     root: str | Path | None = None,
     download: bool = True,
     dataset: Dataset | None = None,
+    validation: float = 0.0,
     **options: Any,
 ) -> Stream:
     """Build the stream of a benchmark.
@@ -85,9 +93,12 @@ def build(
     dataset : Dataset, optional
         Use this in place of the named data set (`gradproj.experiments.data.from_pair` makes one
         of torchvision-style objects).
+    validation : float
+        Test on this share of the training images of each class, which are then not trained on, and
+        leave the test images alone. Use it to choose settings. 0 tests on the test images.
     **options
         Arguments of the builder: `tasks`, `samples`, `seed`; for splits also `class_order`,
-        `scenario`, `first`.
+        `scenario`, `first`, `classes`.
 
     Returns
     -------
@@ -100,7 +111,8 @@ def build(
     >>> stream.name, len(stream.tasks), stream.outputs, stream.scenario
     ('permuted-digits', 3, 10, 'domain')
     """
-    check_options(name, options, dataset)
+    given = {**options, "validation": validation} if validation else options
+    check_options(name, given, dataset)
     if is_own_benchmark(name):
         made = _own_function(name)(**options)
         if not isinstance(made, Stream):
@@ -112,6 +124,8 @@ def build(
     benchmark = _find(name, dataset is not None)
     if dataset is None:
         dataset = load(benchmark.dataset, root, download=download)
+    if validation:
+        dataset = hold_out(dataset, validation, options.get("seed", 0))
     stream = _BUILDERS[benchmark.kind](dataset, **{**benchmark.options, **options})
     return replace(stream, name=name) if name in BENCHMARKS else stream
 
@@ -131,9 +145,13 @@ def check_options(name: str, options: Mapping[str, Any], dataset: Dataset | None
     benchmark = _find(name, dataset is not None)
     accepted = list(inspect.signature(_BUILDERS[benchmark.kind]).parameters)[1:]
     for option, value in options.items():
+        if option == "validation":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ValueError(f"validation={value!r} is invalid: expected a number in [0, 1)")
+            continue
         if option not in accepted:
-            raise ValueError(nearest(option, accepted, f"option of {name}"))
-        optional = option in ("samples", "first") and value is None
+            raise ValueError(nearest(option, [*accepted, "validation"], f"option of {name}"))
+        optional = option in _OPTIONAL and value is None
         if option in _WHOLE_NUMBERS and type(value) is not int and not optional:
             raise ValueError(f"{option}={value!r} must be a whole number")
     if benchmark.kind == "split" and "tasks" not in {**benchmark.options, **options}:

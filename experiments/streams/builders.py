@@ -79,6 +79,7 @@ def split(
     seed: int = 0,
     scenario: Scenario = "task",
     first: int | None = None,
+    classes: int | None = None,
 ) -> Stream:
     """Deal the classes out to the tasks, equally many to each.
 
@@ -99,6 +100,9 @@ def split(
     first : int or None
         Classes of the first task, where it is larger than the others (class-incremental
         protocols that start from half of the classes); the others share the rest equally.
+    classes : int or None
+        Use only the first classes of the order, and leave out the images of the others. None uses
+        all classes.
 
     Examples
     --------
@@ -112,10 +116,16 @@ def split(
     if scenario == "domain" and first is not None:
         raise ValueError("first: a 'domain' stream needs tasks of equal size; leave it out")
     order = resolve_order(class_order, dataset.classes, seed)
+    used = dataset.classes if classes is None else classes
+    if not 1 <= used <= dataset.classes:
+        raise ValueError(
+            f"classes={classes} is invalid: {dataset.name} has {dataset.classes} classes, so "
+            f"expected an integer from 1 to {dataset.classes}"
+        )
     position = torch.empty(dataset.classes, dtype=torch.int64)
     position[list(order)] = torch.arange(dataset.classes)
     train_output, test_output = position[dataset.train_y], position[dataset.test_y]
-    bounds = _bounds(dataset.classes, _positive("tasks", tasks), first)
+    bounds = _bounds(used, _positive("tasks", tasks), first)
     made = []
     for t, (start, stop) in enumerate(bounds):
         train, test = _within(train_output, start, stop), _within(test_output, start, stop)
@@ -131,7 +141,7 @@ def split(
                 testing=Part(dataset.test_x, test, test_output[test] - shift, dataset.scale),
             )
         )
-    outputs = bounds[0][1] if scenario == "domain" else dataset.classes
+    outputs = bounds[0][1] if scenario == "domain" else used
     return Stream(f"split-{dataset.name}", scenario, tuple(made), outputs, dataset.shape)
 
 

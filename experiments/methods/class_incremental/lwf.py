@@ -28,7 +28,7 @@ class Options:
         Train on exemplars too, with all classes seen competing, as in the paper's table. Without
         them the new classes compete among themselves alone, as first published.
     penalty : float
-        Weight of the distillation.
+        Weight of the distillation. 0 is plain rehearsal.
     """
 
     exemplars: bool = True
@@ -53,7 +53,7 @@ class LwF(IncrementalLearner):
             loss = functional.cross_entropy(logits, y)
         else:
             loss = functional.cross_entropy(logits[:, self.old :], y - self.old)
-        if self.old:
+        if self.old and self.options.penalty:
             kept = distil_slices(self.recall(x), logits, self.old_slices(), self.old)
             loss = loss + self.options.penalty * kept
         return loss

@@ -49,6 +49,7 @@ def synthetic(monkeypatch):
         ("rotated-fashion-mnist", "domain", 20, 10, 10, 1000, 40),
         ("split-fashion-mnist", "task", 5, 2, 10, 220, 8),
         ("class-cifar100", "class", 10, 10, 100, 5000, 1000),
+        ("class-cifar100-mid", "class", 5, 4, 20, 2000, 400),
         ("permuted-digits", "domain", 10, 10, 10, 1000, 355),
         ("rotated-digits", "domain", 10, 10, 10, 1000, 355),
         ("split-digits", "task", 5, 2, 10, None, None),
@@ -88,6 +89,32 @@ def test_options_win_over_the_defaults():
 def test_half_of_the_classes_first():
     stream = build("class-cifar100", tasks=6, first=50)
     assert [len(t.classes) for t in stream.tasks] == [50, 10, 10, 10, 10, 10]
+
+
+def test_some_of_the_classes():
+    stream = build("class-cifar100-mid")
+    whole = build("class-cifar100")
+    assert sum((t.classes for t in stream.tasks), ()) == whole.tasks[0].classes + (
+        whole.tasks[1].classes
+    )
+    labels = torch.cat([task.train()[1] for task in stream.tasks])
+    assert torch.equal(labels.unique(), torch.arange(20))
+    with pytest.raises(ValueError, match="classes=11 is invalid: digits has 10 classes"):
+        build("split-digits", classes=11)
+
+
+@pytest.mark.parametrize("name", ["class-digits", "permuted-digits"])
+def test_a_validation_split_leaves_the_test_images_alone(name):
+    whole, held = build(name, samples=None), build(name, samples=None, validation=0.25, seed=3)
+    for before, after in zip(whole.tasks, held.tasks, strict=True):
+        trained, tested = after.train()[0].flatten(1), after.test()[0].flatten(1)
+        assert len(trained) + len(tested) == len(before.training)
+        assert len(tested) == pytest.approx(0.25 * len(before.training), rel=0.02)
+        # The same pixels in any order: each image is one of the training images, once.
+        found = torch.cat([trained, tested]).sum(1).sort().values
+        torch.testing.assert_close(found, before.train()[0].flatten(1).sum(1).sort().values)
+    with pytest.raises(ValueError, match=r"validation=1.5 is invalid: expected a number in"):
+        build(name, validation=1.5)
 
 
 def test_any_torchvision_class(monkeypatch):
