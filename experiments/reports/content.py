@@ -1,4 +1,4 @@
-"""What a report says: for each benchmark its tables, what is missing and what needs a reason."""
+"""The content of a report: tables per benchmark, missing runs and unexplained differences."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradproj.experiments.reports import paper
+from gradproj.experiments.reports.answer import answer
 from gradproj.experiments.reports.collect import Collection
 from gradproj.experiments.reports.paper import PaperTable
 from gradproj.experiments.reports.rows import Row, group
 from gradproj.experiments.reports.tables.averages import averaged_table
-from gradproj.experiments.reports.tables.controls import control_table, overview_table
+from gradproj.experiments.reports.tables.controls import control_table, overview_tables
 from gradproj.experiments.reports.tables.published import other_table, paper_table
 from gradproj.experiments.reports.tables.sweeps import sweep_tables
-from gradproj.experiments.reports.tables.table import Line, Table
+from gradproj.experiments.reports.tables.table import STATUS, Line, Table
 
 __all__ = ["Report", "Section", "build"]
 
@@ -31,20 +32,35 @@ class Section:
 
     @property
     def title(self) -> str:
-        """Benchmark and scenario."""
+        """Name of the benchmark, with the scenario."""
         return f"{self.benchmark} ({self.scenario}-incremental)"
 
     @property
     def anchor(self) -> str:
-        """A name for links."""
+        """The name that links to this section use."""
         return f"{self.benchmark}-{self.scenario}".replace(":", "-")
 
 
 @dataclass(frozen=True)
 class Report:
-    """All sections, one table of them all, the files not read, and what made the runs."""
+    """A report.
 
-    overview: Table | None
+    Attributes
+    ----------
+    answer : tuple of str
+        What the runs say about the projection, in a few sentences.
+    overview : tuple of Table
+        The main methods beside their controls, on all benchmarks.
+    sections : tuple of Section
+        One per benchmark and scenario.
+    problems : tuple of str
+        Files that could not be read, with the reason.
+    made_with : tuple of str
+        Versions of the packages behind the runs.
+    """
+
+    answer: tuple[str, ...]
+    overview: tuple[Table, ...]
     sections: tuple[Section, ...]
     problems: tuple[str, ...]
     made_with: tuple[str, ...]
@@ -52,16 +68,25 @@ class Report:
     @property
     def compares(self) -> bool:
         """Whether any line is judged by a number of the paper."""
-        return any(line.status for s in self.sections for t in s.tables for line in t.lines)
+        return any(self.count(status) for status in STATUS)
 
     def count(self, status: str) -> int:
-        """Count the lines of that status."""
+        """Count the lines of a status."""
         lines = (line for s in self.sections for table in s.tables for line in table.lines)
         return sum(line.status == status for line in lines)
 
 
 def build(collection: Collection, notes: Mapping[str, str], *, beside_paper: bool = True) -> Report:
-    """Make the report of some runs; without the paper's tables if it is of runs for tuning."""
+    """Make the report of a collection of runs.
+
+    Parameters
+    ----------
+    collection : Collection
+    notes : mapping
+        Remarks on rows, by name, as `read_notes` returns them.
+    beside_paper : bool
+        Whether to compare with the paper. Runs made to choose values are not compared.
+    """
     rows = group(collection.runs)
     sections = []
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
@@ -69,8 +94,10 @@ def build(collection: Collection, notes: Mapping[str, str], *, beside_paper: boo
         published = paper.tables() if beside_paper else ()
         sections.append(_section(*benchmark, of_it, notes, published))
     made_with = sorted({_versions(run.environment) for run in collection.runs if run.finished})
-    overview = overview_table(rows) if beside_paper else None
-    return Report(overview, tuple(sections), collection.problems, tuple(made_with))
+    overview = tuple(overview_tables(rows)) if beside_paper else ()
+    return Report(
+        answer(overview), overview, tuple(sections), collection.problems, tuple(made_with)
+    )
 
 
 def _section(
@@ -80,7 +107,8 @@ def _section(
     notes: Mapping[str, str],
     published: Iterable[PaperTable],
 ) -> Section:
-    tables: list[Table] = []
+    control = control_table(rows)
+    tables: list[Table] = [control] if control is not None else []
     missing = []
     for printed in published:
         if benchmark not in printed.cells:
@@ -93,8 +121,8 @@ def _section(
         absent = [line.cells[0] for line in table.lines if line.row is None]
         if absent:
             missing.append(f"{printed.title}: {'; '.join(absent)}")
-    used = [line.row for table in tables for line in table.lines if line.row is not None]
-    extra = (other_table(rows, used, notes), control_table(rows), averaged_table(rows))
+    used = [line.row for t in tables if t is not control for line in t.lines if line.row]
+    extra = (other_table(rows, used, notes), averaged_table(rows))
     tables += [*sweep_tables(rows), *(table for table in extra if table is not None)]
     unfinished = [
         f"{row.name}, seed {run.seed}: {run.progress}" for row in rows for run in row.unfinished

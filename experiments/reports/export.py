@@ -17,15 +17,16 @@ from gradproj.experiments.reports.render.markdown import render
 __all__ = ["export", "readme", "to_json", "write_readme"]
 
 INTRODUCTION = (
-    "Made from the files beside it by `gradproj report --results results`; do not edit. Each file "
-    "holds one run: its configuration, accuracy matrix, seconds and versions. Reasons for what "
-    "misses the paper are in `notes.toml`. `gradproj report results --out report` draws figures."
+    "`gradproj report --results results` writes this file from the runs in this folder; do not "
+    "edit it. Each run is one file with its configuration, accuracy matrix, duration and versions. "
+    "`notes.toml` explains differences from the paper. [findings.md](findings.md) says what the "
+    "results mean, and `gradproj report results --out report` makes a page with figures."
 )
 ABOUT_TUNING = (
-    "Made from the files beside it by `gradproj report --results results/tuning`; do not edit. "
-    "No reported row counts these runs. They are there to choose values by, with seeds other than "
-    "those reported, and to see how far rounding alone moves a result: a rate that differs in its "
-    "eighth digit rounds every step anew and changes nothing else."
+    "`gradproj report --results results/tuning` writes this file from the runs in this folder; do "
+    "not edit it. No reported row counts these runs. They served to choose values, with seeds "
+    "other than those reported, and to measure how far rounding alone moves a result: a learning "
+    "rate that differs in its eighth digit rounds every step differently and changes nothing else."
 )
 
 

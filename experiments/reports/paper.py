@@ -1,4 +1,4 @@
-"""The paper's numbers, read from the one file that holds them."""
+"""The paper's numbers, read from `paper.toml`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ class Cell:
     acc : float
         Percent.
     spread : float or None
-        The standard deviation by which differences are judged; None if the paper has none.
-    printed : bool
-        Whether the table itself prints that deviation.
+        The deviation that the paper prints beside it.
+    judge : float or None
+        The standard deviation by which differences are judged; None if it is not known.
     bwt : float or None
-        Backward transfer, a fraction.
+        Backward transfer, a fraction, divided by the number of tasks.
+    note : str
+        A remark on the number, for its readers.
     """
 
     acc: float
     spread: float | None
-    printed: bool
+    judge: float | None
     bwt: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper: its cells by benchmark and by the preset that makes them.
+    """One table of the paper: its cells by benchmark and by the preset that repeats them.
 
     `labels` are those of rows that the table names differently.
     """
@@ -51,7 +54,7 @@ class PaperTable:
 
 @cache
 def tables() -> tuple[PaperTable, ...]:
-    """All tables, in the paper's order.
+    """Return all tables, in the paper's order.
 
     Examples
     --------
@@ -69,7 +72,11 @@ def tables() -> tuple[PaperTable, ...]:
             table.get("metric", "acc"),
             {
                 benchmark: {
-                    entry: _cell(cell, main.get(benchmark, {}).get(table.get("spread"), {}))
+                    entry: _cell(
+                        cell,
+                        main.get(benchmark, {}).get(table.get("spread"), {}),
+                        _content()["notes"],
+                    )
                     for entry, cell in cells.items()
                 }
                 for benchmark, cells in table["cells"].items()
@@ -80,13 +87,14 @@ def tables() -> tuple[PaperTable, ...]:
     )
 
 
-def _cell(cell: Mapping[str, float], judge: Mapping[str, float]) -> Cell:
-    spread = cell.get("std", judge.get("std"))
-    return Cell(cell["acc"], spread, "std" in cell, cell.get("bwt"))
+def _cell(cell: Mapping[str, Any], main: Mapping[str, Any], notes: Mapping[str, str]) -> Cell:
+    judge = cell.get("std", main.get("std")) if cell.get("over_seeds", True) else None
+    note = notes[cell["note"]] if "note" in cell else ""
+    return Cell(cell["acc"], cell.get("std"), judge, cell.get("bwt"), note)
 
 
 def label(entry: str) -> str:
-    """Return the name that people know a preset's entry by.
+    """Return the usual name of a preset's method.
 
     Examples
     --------
@@ -101,12 +109,12 @@ def label(entry: str) -> str:
 
 
 def overview() -> tuple[str, ...]:
-    """Return the methods that the overview sets beside their controls."""
+    """Return the methods that the overview compares with their controls."""
     return tuple(_content()["overview"])
 
 
 def seconds(benchmark: str) -> Mapping[str, float]:
-    """Return the paper's running times by entry, empty where it gives none."""
+    """Return the paper's running times by entry; empty if it gives none for the benchmark."""
     times: dict[str, float] = _content()["seconds"].get(benchmark, {})
     return times
 

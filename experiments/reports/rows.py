@@ -1,4 +1,4 @@
-"""Rows: the runs of one configuration over its seeds, and their measures."""
+"""Rows: the runs of one configuration over its seeds, with their metrics and strengths."""
 
 from __future__ import annotations
 
@@ -11,25 +11,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradproj.experiments import methods
+from gradproj.experiments.methods.projection.learner import ProjectionLearner
+from gradproj.experiments.methods.projection.preserving import PreservingLearner
 from gradproj.experiments.reports.collect import RunRecord
 from gradproj.experiments.reports.naming import Name, fingerprint, name_of
 from gradproj.experiments.runs import metrics
 
-__all__ = ["MEASURES", "Row", "control_of", "group", "replay_weight"]
+__all__ = ["MEASURES", "Row", "Strengths", "control_of", "controls_at_any_rate", "group"]
 
 Matrix = NDArray[np.float64]
 
-# Of an accuracy matrix; those but ACC need every row of it.
+# Metrics of an accuracy matrix. All except ACC need every row of it. Backward transfer has two
+# definitions, which differ by the factor T/(T−1); each has its own name.
 MEASURES: dict[str, Callable[[Matrix], float]] = {
     "acc": lambda R: 100 * float(R[-1].mean()),
-    "bwt": lambda R: metrics.backward_transfer(R, "tasks"),
+    "bwt_tasks": lambda R: metrics.backward_transfer(R, "tasks"),
+    "bwt_pairs": lambda R: metrics.backward_transfer(R, "pairs"),
     "forgetting": lambda R: 100 * metrics.forgetting(R),
 }
 
 
+@dataclass(frozen=True)
+class Strengths:
+    """The two strengths of a method, as text for tables; "–" where it does not have one.
+
+    Attributes
+    ----------
+    replay : str
+        γ, the weight of the old tasks' gradients. "(mean)" if it multiplies their mean instead of
+        their sum.
+    preservation : str
+        λ, the strength of the projection in input space.
+    """
+
+    replay: str
+    preservation: str
+
+
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Runs that differ in their seed alone; finished ones have a matrix."""
+    """Runs that differ only in their seed; finished ones have an accuracy matrix."""
 
     name: Name
     scenario: str
@@ -38,17 +59,17 @@ class Row:
 
     @property
     def benchmark(self) -> tuple[str, str]:
-        """Benchmark and scenario, which belong together."""
+        """Name of the benchmark, and the scenario."""
         return self.name.benchmark, self.scenario
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration, with some seed."""
+        """The configuration of one of its runs."""
         return (self.finished or self.unfinished)[0].config
 
     @cached_property
     def fingerprint(self) -> str:
-        """One string for all that decides its numbers; made once, as each row is asked by all."""
+        """Everything that determines its results except the seed, as one string; cached."""
         return fingerprint(self.config)
 
     @property
@@ -58,29 +79,48 @@ class Row:
 
     @property
     def command(self) -> str:
-        """What makes this row again."""
+        """The command that repeats the runs of this row."""
         return self.name.command(self.seeds or [run.seed for run in self.unfinished])
 
     @property
     def minutes(self) -> float:
-        """Mean time of a run, evaluation included."""
+        """Mean duration of a run, including evaluation."""
         return float(np.mean([(r.seconds + r.evaluation_seconds) / 60 for r in self.finished]))
 
     @property
     def stored(self) -> str:
-        """Training samples kept per task, in words; "–" where no run counted them."""
+        """Training samples stored per task, as text; "–" where no run counted them."""
         counts = [run.stored for run in self.finished if run.stored is not None]
         return f"{np.mean(counts):.4g}" if counts else "–"
 
+    @property
+    def strengths(self) -> Strengths:
+        """The strengths γ and λ of the method."""
+        # Only built-in methods: a report must not import the code that a run names.
+        learner = methods.available().get(self.config["method"])
+        options = self.config["options"]
+        if learner is None or not issubclass(learner, ProjectionLearner | PreservingLearner):
+            return Strengths("–", "–")
+        preserving = issubclass(learner, PreservingLearner)
+        replay = options.get("gamma" if preserving else "strength")
+        preservation = options.get("strength") if preserving else None
+        form = " (mean)" if replay and options.get("replay") == "mean" else ""
+        return Strengths(_number(replay) + form, _number(preservation))
+
     def matrices(self, averaged: bool = False) -> list[Matrix]:
-        """Accuracy matrices of the finished runs, of the averaged weights if asked for."""
+        """Return the accuracy matrices of the finished runs, or those of their averaged weights."""
         found = [run.averaged if averaged else run.matrix for run in self.finished]
         return [R for R in found if R is not None]
 
     def values(self, measure: str, averaged: bool = False) -> list[float]:
-        """Return a measure for each seed; empty if it needs what was not measured.
+        """Return one value per seed; empty if the runs did not measure what it needs.
 
-        A key of `MEASURES`, or one of the runner's own metrics, then in percent.
+        Parameters
+        ----------
+        measure : str
+            A key of `MEASURES`, or one of the runner's own metrics, which is returned in percent.
+        averaged : bool
+            Evaluate the averaged weights.
         """
         if measure not in MEASURES:
             return [100 * run.metrics[measure] for run in self.finished if measure in run.metrics]
@@ -91,7 +131,7 @@ class Row:
 
 
 def group(runs: Iterable[RunRecord]) -> list[Row]:
-    """Put runs of equal configuration together, one for each seed, finished ones first."""
+    """Group runs of equal configuration; of two runs with one seed, prefer the finished one."""
     found: dict[tuple[str, str], dict[int, RunRecord]] = {}
     for run in runs:
         seeds = found.setdefault((fingerprint(run.config), run.scenario), {})
@@ -113,7 +153,7 @@ def group(runs: Iterable[RunRecord]) -> list[Row]:
 
 
 def _named(runs: Sequence[RunRecord]) -> Mapping[str, Any]:
-    # Runs of one row may come from several presets: the name must not depend on which is first.
+    # Runs of one row may come from several presets: the name must not depend on their order.
     return min((run.config for run in runs), key=lambda config: str(config.get("preset", "")))
 
 
@@ -123,23 +163,36 @@ def _control(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     return None if learner is None else learner.control(config["options"])
 
 
-def replay_weight(config: Mapping[str, Any]) -> float | None:
-    """Return the weight γ of the old tasks' gradients in the control; None if there is none.
-
-    Examples
-    --------
-    >>> replay_weight({"method": "preserve-replay", "options": {"gamma": 0.5, "strength": 3.0}})
-    0.5
-    """
-    control = _control(config)
-    return None if control is None else float(control[1].get("strength", 0.0))
+def _number(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else "–"
 
 
 def control_of(row: Row, rows: Iterable[Row]) -> Row | None:
-    """Find the finished row of the method's control, with all else equal."""
+    """Find the finished row of the method's control, with all other values equal."""
+    wanted = _control_config(row)
+    if wanted is None:
+        return None
+    key = fingerprint(wanted)
+    return next((r for r in rows if r.fingerprint == key and r.finished), None)
+
+
+def controls_at_any_rate(row: Row, rows: Iterable[Row]) -> list[Row]:
+    """Find the finished rows of the method's control that differ at most in the learning rate."""
+    wanted = _control_config(row)
+    if wanted is None:
+        return []
+    return [
+        r
+        for r in rows
+        if r.finished
+        and r.config["method"] == wanted["method"]
+        and r.fingerprint == fingerprint({**wanted, "lr": r.config["lr"]})
+    ]
+
+
+def _control_config(row: Row) -> Mapping[str, Any] | None:
     control = _control(row.config)
     if control is None:
         return None
     method, options = control
-    wanted = fingerprint({**row.config, "method": method, "options": options})
-    return next((r for r in rows if r.fingerprint == wanted and r.finished), None)
+    return {**row.config, "method": method, "options": options}

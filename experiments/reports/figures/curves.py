@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradproj.experiments.reports.figures import style
+from gradproj.experiments.reports.figures.series import MEASURED
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.table import Table
 
@@ -27,7 +28,7 @@ LINES = 2 * len(style.COLOURS)
 
 def accuracy_curves(rows: Sequence[Row]) -> Figure | None:
     """Mean accuracy over the tasks seen so far, after each task."""
-    return _curves(_of_matrices(rows, _seen), "tasks learnt", "mean accuracy on them (%)")
+    return _curves(_of_matrices(rows, _seen), "tasks learned", "mean accuracy on them (%)")
 
 
 def forgetting_by_task(rows: Sequence[Row]) -> Figure | None:
@@ -101,13 +102,13 @@ def _line(axes: Axes, at: Matrix, values: Matrix, label: str, number: int, marke
 
 def trade_off(rows: Sequence[Row]) -> Figure | None:
     """ACC against BWT, with the spread of both over the seeds."""
-    shown = [(number, row) for number, row in enumerate(rows) if row.values("bwt")]
+    shown = [(number, row) for number, row in enumerate(rows) if row.values("bwt_tasks")]
     if not shown:
         return None
     made = style.figure(7.4, max(3.1, 0.2 * len(shown) + 0.8))
     axes = made.subplots()
     for number, row in shown:
-        acc, bwt = row.values("acc"), row.values("bwt")
+        acc, bwt = row.values("acc"), row.values("bwt_tasks")
         axes.errorbar(
             float(np.mean(bwt)),
             float(np.mean(acc)),
@@ -119,7 +120,7 @@ def trade_off(rows: Sequence[Row]) -> Figure | None:
             markersize=6.0,
             label=row.name.label,
         )
-    axes.set(xlabel="backward transfer (fraction, divided by tasks)", ylabel="ACC (%)")
+    axes.set(xlabel="BWT ÷ T (fraction)", ylabel="ACC (%)")
     style.legend_beside(axes)
     return made
 
@@ -131,9 +132,7 @@ def sweep(table: Table) -> Figure:
     made = style.figure(7.4, 2.6, layout=None)
     made.subplots_adjust(left=0.09, right=0.985, bottom=0.19, top=0.96, wspace=0.25)
     rows = [(line.cells[0], line.row) for line in table.lines if line.row is not None]
-    for axes, measure, label in zip(
-        made.subplots(1, 2), ("acc", "bwt"), ("ACC (%)", "BWT (fraction)"), strict=True
-    ):
+    for axes, (measure, label) in zip(made.subplots(1, 2), MEASURED.items(), strict=True):
         found = [(value, row.values(measure)) for value, row in rows if row.values(measure)]
         axes.errorbar(
             [value for value, _ in found],
@@ -148,22 +147,24 @@ def sweep(table: Table) -> Figure:
 
 
 def gains(table: Table) -> Figure:
-    """Draw for each line what it gains: a point a seed, their mean and its deviation."""
+    """Differences from the control: one point per seed, their mean and its 95 % interval."""
     made = style.figure(7.4, 0.27 * len(table.lines) + 0.8)
     axes = made.subplots()
     axes.axvline(0.0, color=style.colour(6), linewidth=1.0)
-    gained = table.differences
-    seeds = [(value, y) for y, values in enumerate(gained) for value in values]
-    axes.plot(*zip(*seeds, strict=True), "o", color=style.colour(1), alpha=0.5, markersize=4.0)
-    means = [float(np.mean(values)) for values in gained]
-    deviations = [float(np.std(v, ddof=1)) if len(v) > 1 else np.nan for v in gained]
-    axes.errorbar(means, range(len(means)), xerr=deviations, fmt="D", color=style.colour(0),
-                  markersize=5.0, elinewidth=1.2, capsize=2.0)  # fmt: skip
+    found = table.comparisons
+    seeds = [(value, y) for y, one in enumerate(found) for value in one.differences]
+    axes.plot(*zip(*seeds, strict=True), "o", color=style.colour(1), alpha=0.5, markersize=4.0,
+              label="each seed")  # fmt: skip
+    halves = [(c.interval[1] - c.interval[0]) / 2 if c.interval else np.nan for c in found]
+    axes.errorbar([c.mean for c in found], range(len(found)), xerr=halves, fmt="D",
+                  color=style.colour(0), markersize=5.0, elinewidth=1.2, capsize=2.0,
+                  label="mean, 95 % interval")  # fmt: skip
     named = table.columns.index("method") + 1
     labels = [", ".join(line.cells[:named]) for line in table.lines]
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.set(xlabel="ACC over the control's (points)")
+    axes.set(xlabel="ACC minus that of the control (points)")
+    style.legend_beside(axes)
     return made
 
 

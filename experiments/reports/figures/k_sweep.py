@@ -6,7 +6,7 @@ import numpy as np
 
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Made, Request, Spec, obtain, title
-from gradproj.experiments.reports.figures.series import draw_line
+from gradproj.experiments.reports.figures.series import MEASURED, draw_line
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.table import Line, Table, spread
 
@@ -35,7 +35,7 @@ def make(request: Request) -> Made:
     with style.styled():
         made = style.figure(9.6, 3.4)
         left, right = made.subplots(1, 2)
-        for axes, measure, label in ((left, "acc", "ACC (%)"), (right, "bwt", "BWT (fraction)")):
+        for axes, (measure, label) in zip((left, right), MEASURED.items(), strict=True):
             for number, (relaxation, by_rank) in enumerate(lines.items()):
                 at = [rank + 0.1 * (number - 1) for rank in by_rank]  # Side by side, not hidden.
                 draw_line(axes, at, list(by_rank.values()), measure, number, relaxation)
@@ -55,10 +55,10 @@ def _table(name: str, lines: dict[str, dict[int, Row]], every: Row | None) -> Ta
     ]
     if every is not None:
         found.append(_line("all directions", "all", every))
-    columns = ("relaxation", "K", "ACC", "BWT", "seeds", "command")
+    columns = ("relaxation", "K", "ACC", "BWT ÷ T", "seeds", "command")
     return Table(f"Rank and relaxation on {name}", columns, tuple(found))
 
 
 def _line(kind: str, rank: str, row: Row) -> Line:
-    acc, bwt = spread(row.values("acc")), spread(row.values("bwt"), digits=3, sign="+")
+    acc, bwt = spread(row.values("acc")), spread(row.values("bwt_tasks"), digits=3, sign="+")
     return Line((kind, rank, acc, bwt, ", ".join(map(str, row.seeds)), row.command), row=row)

@@ -7,6 +7,7 @@ import numpy as np
 from gradproj.experiments.reports import paper
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Made, Request, Spec, obtain, title
+from gradproj.experiments.reports.figures.series import MEASURED
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.table import Line, Table, spread
 
@@ -32,7 +33,7 @@ def make(request: Request) -> Made:
     with style.styled():
         made = style.figure(9.6, 3.4)
         left, right = made.subplots(1, 2)
-        for axes, measure, label in ((left, "acc", "ACC (%)"), (right, "bwt", "BWT (fraction)")):
+        for axes, (measure, label) in zip((left, right), MEASURED.items(), strict=True):
             for way, name in enumerate(WAYS):
                 at = np.arange(len(PAIRS)) + 0.3 * way - 0.15
                 entries = [pair[way] for pair in PAIRS.values()]
@@ -58,7 +59,7 @@ def make(request: Request) -> Made:
     lines = [
         _line(entry, by_entry[entry], cells.get(entry)) for entry in specs if entry in by_entry
     ]
-    columns = ("method", "paper ACC", "ACC", "paper BWT", "BWT", "seeds", "command")
+    columns = ("method", "paper ACC", "ACC", "paper BWT", "BWT ÷ T", "seeds", "command")
     return Made(made, Table(f"Layerwise update on {benchmark}", columns, tuple(lines)))
 
 
@@ -74,7 +75,7 @@ def _line(entry: str, row: Row, cell: paper.Cell | None) -> Line:
         acc,
         spread(row.values("acc")),
         bwt,
-        spread(row.values("bwt"), digits=3, sign="+"),
+        spread(row.values("bwt_tasks"), digits=3, sign="+"),
         ", ".join(map(str, row.seeds)),
         row.command,
     )

@@ -62,7 +62,7 @@ def _table(name: str, lines: dict[str, dict[int, Row]]) -> Table:
                 paper.label(entry),
                 str(size),
                 spread(row.values("acc")),
-                spread(row.values("bwt"), digits=3, sign="+"),
+                spread(row.values("bwt_tasks"), digits=3, sign="+"),
                 ", ".join(map(str, row.seeds)),
                 row.command,
             ),
@@ -71,5 +71,5 @@ def _table(name: str, lines: dict[str, dict[int, Row]]) -> Table:
         for entry, rows in lines.items()
         for size, row in rows.items()
     ]
-    columns = ("method", STORED, "ACC", "BWT", "seeds", "command")
+    columns = ("method", STORED, "ACC", "BWT ÷ T", "seeds", "command")
     return Table(f"Stored samples on {name}", columns, tuple(found))

@@ -1,4 +1,4 @@
-"""Lines of means with error bars, which all sweeps draw."""
+"""Lines of means with error bars, shared by the figures of sweeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from gradproj.experiments.reports.rows import Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_line"]
+__all__ = ["MEASURED", "draw_line"]
+
+# The measures that figures of runs show, with the labels of their axes.
+MEASURED = {"acc": "ACC (%)", "bwt_tasks": "BWT ÷ T (fraction)"}
 
 
 def draw_line(

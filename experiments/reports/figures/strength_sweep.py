@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradproj.experiments.reports import paper
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Made, Request, Spec, obtain, title
-from gradproj.experiments.reports.figures.series import draw_line
+from gradproj.experiments.reports.figures.series import MEASURED, draw_line
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.table import STORED, Line, Table, spread
 
@@ -34,7 +34,7 @@ def make(request: Request) -> Made:
         made = style.figure(9.6, 3.4)
         left, right = made.subplots(1, 2)
         place = {strength: i for i, strength in enumerate(strengths)}
-        for axes, measure, label in ((left, "acc", "ACC (%)"), (right, "bwt", "BWT (fraction)")):
+        for axes, (measure, label) in zip((left, right), MEASURED.items(), strict=True):
             for number, (entry, found) in enumerate(lines.items()):
                 if found:
                     at = [place[strength] for strength in found]
@@ -54,7 +54,7 @@ def _table(name: str, lines: dict[str, dict[float, Row]]) -> Table:
                 f"{strength:g}",
                 row.stored,
                 spread(row.values("acc")),
-                spread(row.values("bwt"), digits=3, sign="+"),
+                spread(row.values("bwt_tasks"), digits=3, sign="+"),
                 ", ".join(map(str, row.seeds)),
                 row.command,
             ),
@@ -63,5 +63,5 @@ def _table(name: str, lines: dict[str, dict[float, Row]]) -> Table:
         for entry, rows in lines.items()
         for strength, row in rows.items()
     ]
-    columns = ("method", "λ", STORED, "ACC", "BWT", "seeds", "command")
+    columns = ("method", "λ", STORED, "ACC", "BWT ÷ T", "seeds", "command")
     return Table(f"Strength on {name}", columns, tuple(found))

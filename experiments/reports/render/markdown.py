@@ -8,14 +8,24 @@ from collections.abc import Iterator, Sequence
 from gradproj.experiments.reports.content import Report, Section
 from gradproj.experiments.reports.tables.table import STATUS, Table
 
-__all__ = ["ABOUT", "render", "render_table"]
+__all__ = ["ABOUT", "COMMAND", "render", "render_table"]
 
-ABOUT = (
-    "ACC: mean test accuracy over all tasks after the last one, in percent. BWT: backward "
-    "transfer as a fraction, divided by the number of tasks, as the code behind the paper's tables "
-    "does. Forgetting: mean drop from a task's best accuracy, in percent. ± is the sample standard "
-    "deviation over the seeds; minutes are the mean of a run on one core, evaluation included."
-)
+# The column of commands, which would make every table as wide as its longest command.
+COMMAND = "command"
+
+ABOUT = {
+    "ACC": "mean test accuracy over all tasks after the last one, in percent",
+    "BWT ÷ T and BWT ÷ (T−1)": "backward transfer, a fraction: the sum of the changes of the old "
+    "tasks, divided by the number of tasks (as in the released code of GEM; compared with the "
+    "paper) or by the number of old tasks (as GEM's paper defines it)",
+    "forgetting": "mean drop from a task's best accuracy, in points",
+    "γ, λ": "weight of the replayed gradients, and strength of the projection in input space",
+    "stored per task": "training samples kept of each task",
+    "±": "standard deviation over the seeds",
+    "95 % interval": "of the mean difference, from a t-test over differences at equal seeds; ▲ and "
+    "▼ beside a difference from the control mean that the interval does not contain zero",
+    "minutes": "mean duration of a run on one core, including evaluation",
+}
 
 
 def render(report: Report, title: str, introduction: str = "") -> str:
@@ -32,14 +42,15 @@ def render(report: Report, title: str, introduction: str = "") -> str:
     lines = [f"# {title}", ""]
     if introduction:
         lines += [introduction, ""]
-    lines += [ABOUT, ""]
-    signs = "; ".join(
-        f"{sign} {words}: {report.count(status)}" for status, (sign, words) in STATUS.items()
-    )
+    lines += [part for sentence in report.answer for part in (f"**{_block(sentence)}**", "")]
+    lines += [f"- {_block(name)}: {_escape(words)}." for name, words in ABOUT.items()] + [""]
     if report.compares:
-        lines += [f"Differences to the paper, and how many there are of each: {signs}.", ""]
-    if report.overview is not None:
-        lines += [f"## {report.overview.title}", "", *render_table(report.overview)]
+        lines += ["Differences from the paper:", ""]
+        lines += [
+            f"- {sign} {words}: {report.count(status)}" for status, (sign, words) in STATUS.items()
+        ] + [""]
+    for table in report.overview:
+        lines += [f"## {table.title}", "", *render_table(table)]
     for section in report.sections:
         lines += _section(section)
     if report.problems:
@@ -68,22 +79,31 @@ def _section(section: Section) -> Iterator[str]:
 
 
 def render_table(table: Table) -> Iterator[str]:
-    """Write one table without its title, line by line."""
+    """Write one table without its title, line by line; commands go below it."""
     if table.about:
         yield from (_block(table.about), "")
-    yield _line([_escape(column) for column in table.columns])
-    yield _line(["---"] * len(table.columns))
-    noted = [line for line in table.lines if line.note]
+    shown = [i for i, column in enumerate(table.columns) if column != COMMAND]
+    yield _line([_escape(table.columns[i]) for i in shown])
+    yield _line(["---"] * len(shown))
     for line in table.lines:
-        cells = [_code(cell) if cell.startswith("gradproj ") else _escape(cell)
-                 for cell in line.cells]  # fmt: skip
+        cells = [_escape(line.cells[i]) for i in shown]
         if line.note:
-            cells[0] += f" [{noted.index(line) + 1}]"
+            cells[0] += f" [{table.note_number(line)}]"
         yield _line(cells)
     yield ""
-    for number, line in enumerate(noted, 1):
-        yield f"[{number}] {_escape(line.cells[0])}: {_escape(line.note)}"
-        yield ""
+    for number, note in enumerate(table.notes, 1):
+        yield from (f"[{number}] {_escape(note)}", "")
+    if COMMAND in table.columns:
+        yield from _commands(table)
+
+
+def _commands(table: Table) -> Iterator[str]:
+    """Write the commands that repeat the lines of a table, folded away."""
+    at = table.columns.index(COMMAND)
+    yield from ("<details><summary>Commands</summary>", "")
+    for line in table.lines:
+        yield f"- {_escape(line.cells[0])}: {_code(line.cells[at])}"
+    yield from ("", "</details>", "")
 
 
 def _line(cells: Sequence[str]) -> str:

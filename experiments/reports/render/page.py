@@ -14,7 +14,7 @@ from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.curves import FIGURES, LINES, gains, sweep
 from gradproj.experiments.reports.render.markdown import ABOUT, render
 from gradproj.experiments.reports.rows import Row
-from gradproj.experiments.reports.tables.table import STATUS, Table
+from gradproj.experiments.reports.tables.table import GAINS, STATUS, Table
 
 __all__ = ["render_page", "write_report"]
 
@@ -38,7 +38,8 @@ def render_page(report: Report) -> str:
         title=TITLE,
         about=ABOUT,
         report=report,
-        status=STATUS,
+        compared=STATUS,
+        status=STATUS | GAINS,
         draw=_draw,
     )
 
@@ -52,8 +53,8 @@ def _draw(table: Table, place: str) -> list[tuple[str, Markup]]:
         made = {title + of_all: draw(rows) for title, draw in FIGURES.items() if rows}
         if table.swept:
             made[f"ACC and BWT against {table.swept}"] = sweep(table)
-        if table.differences:
-            made["ACC over the control's, seed by seed"] = gains(table)
+        if table.comparisons:
+            made["ACC minus that of the control, seed by seed"] = gains(table)
         for title, figure in made.items():
             if figure is not None:
                 name = f"{title}: {place}, {table.title}"

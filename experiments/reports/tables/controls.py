@@ -1,123 +1,170 @@
-"""What a projection adds to the replay term that it contains: the honest control."""
+"""Each projection beside its control: the same training without the constraints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Iterable, Sequence
 
 from gradproj.experiments.reports import paper
-from gradproj.experiments.reports.rows import Row, control_of, replay_weight
+from gradproj.experiments.reports.comparison import Comparison, compare, compare_at_best_rate
+from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.published import printed
-from gradproj.experiments.reports.tables.table import Line, Table, listed, spread
+from gradproj.experiments.reports.tables.table import (
+    GAINS,
+    SETTINGS,
+    Line,
+    Table,
+    listed,
+    settings,
+    spread,
+)
 
-__all__ = ["control_table", "difference_to_control", "overview_table"]
+__all__ = ["INTERVAL", "control_table", "gain_cells", "overview_tables"]
 
+# The column that says how certain a difference is.
+INTERVAL = "95 % interval"
+GAIN = ("difference", INTERVAL)
+BEST = "control's best ACC (lr)"
+ABOUT_BEST = (
+    "The last column is the control at another learning rate, where one of its runs has a higher "
+    "ACC."
+)
 
-@dataclass(frozen=True)
-class _Pairs:
-    """A row and its control at the seeds that both were run with; `parted`: those of no pair."""
-
-    seeds: list[int]
-    own: list[float]
-    control: list[float]
-    parted: list[int]
-
-    @property
-    def gained(self) -> tuple[float, ...]:
-        return tuple(a - b for a, b in zip(self.own, self.control, strict=True))
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        gained = spread(self.gained, digits=2, sign="+")
-        return spread(self.own), spread(self.control), gained, listed(self.seeds)
-
-    @property
-    def note(self) -> str:
-        if not self.parted:
-            return ""
-        return (
-            f"Equal seeds ({listed(self.parted)}) and their control differ in the first task, "
-            "where both are plain SGD: they come from other machines or versions, and the "
-            "difference is of means, not of pairs."
-        )
+Found = tuple[tuple[str, ...], Row, Comparison]
 
 
 def control_table(rows: Sequence[Row]) -> Table | None:
-    """Show what each projection adds to its replay term alone, seed by seed."""
-    columns = ("method", "strength γ", "ACC", "control's ACC", "difference", "seeds")
+    """Compare every row that has a control with it."""
+    columns = ("method", "control", *SETTINGS, "ACC", "control's ACC", *GAIN, "seeds")
     about = (
-        "The control is the replay term alone, w = g + γ Σ gᵢ, with no constraint, at the same "
-        "strength and with the same memory; differences are taken seed by seed. Ours adds the same "
-        "term at every step, GEM at least as much wherever a constraint is violated. At γ = 0 "
-        "nothing is replayed, and Preserve, GPM, SGP and OWM store no samples: the control is then "
-        "Single at the same rate."
+        "The control is the same training without the constraints: replay of the same stored "
+        "samples with the same γ, or fine-tuning (Single) at the same learning rate for methods "
+        "that replay nothing."
     )
     found = [
-        ((row.name.label, f"{replay_weight(row.config):g}"), row, pairs)
-        for row in rows
-        if (pairs := _pairs(row, rows)) is not None
+        ((row.name.label, _control_name(comparison)), row, comparison)
+        for row, comparison in _compared(rows, rows)
     ]
     return _table("What the projection adds", columns, about, found)
 
 
-def overview_table(rows: Sequence[Row]) -> Table | None:
-    """Show on one page what the main projections add, on every benchmark, with their presets."""
-    columns = ("benchmark", "method", "paper ACC", "ACC", "control's ACC", "difference", "seeds")
-    about = (
-        "Methods with the values of their presets, beside the control: the replay term "
-        "w = g + γ Σ gᵢ alone, with no constraint; for methods that replay nothing, Single at the "
-        "same rate. Differences are taken seed by seed; the variants are in the sections below."
-    )
+def overview_tables(rows: Sequence[Row]) -> list[Table]:
+    """Compare the main methods, with the values of their presets, on every benchmark.
+
+    There is one table per control, because gains over fine-tuning are ten times as large as gains
+    over replay.
+    """
+    columns = ("benchmark", "method", *SETTINGS, "paper ACC", "ACC", "control's ACC", *GAIN,
+               "seeds", BEST)  # fmt: skip
     found = [
-        ((row.name.series, paper.label(row.name.entry), _published(row)), row, pairs)
-        for row in rows
-        if _is_own_preset(row) and (pairs := _pairs(row, rows)) is not None
+        ((row.name.series, paper.label(row.name.entry), _published(row)), row, comparison)
+        for row, comparison in _compared(filter(_is_own_preset, rows), rows)
     ]
-    return _table("What the projection adds, at a glance", columns, about, found)
+    tables = []
+    for title, about, replayed in (
+        (
+            "Compared with replay alone",
+            "The control replays the same stored samples with the same weight γ, w = g + γ Σ gᵢ, "
+            "and has no constraint. The difference is the effect of the projection. "
+            f"{ABOUT_BEST}",
+            True,
+        ),
+        (
+            "Compared with fine-tuning",
+            "These methods replay nothing. The control is fine-tuning (Single) at the same "
+            f"learning rate. {ABOUT_BEST}",
+            False,
+        ),
+    ):
+        own = [entry for entry in found if _replays(entry[2]) is replayed]
+        ends = [(_at_best_rate(row, rows),) for _, row, _ in own]
+        table = _table(title, columns, about, own, ends)
+        tables += [table] if table is not None else []
+    return tables
 
 
-def difference_to_control(row: Row, rows: Sequence[Row], *, averaged: bool = False) -> list[float]:
-    """Return ACC minus that of the control, for each seed that both were run with."""
-    pairs = _pairs(row, rows, averaged)
-    return [] if pairs is None else list(pairs.gained)
+def gain_cells(comparison: Comparison | None) -> tuple[str, str]:
+    """Write the difference from the control and its interval, with a sign only if it is certain.
+
+    The interval is replaced by "one seed" or "not paired" where there is none.
+    """
+    if comparison is None:
+        return "–", "–"
+    sign, _ = GAINS.get(comparison.verdict, ("", ""))
+    difference = f"{comparison.mean:+.2f} {sign}".strip()
+    if comparison.interval is None:
+        return difference, comparison.verdict
+    return difference, "[{:+.2f}, {:+.2f}]".format(*comparison.interval)
 
 
-def _pairs(row: Row, rows: Sequence[Row], averaged: bool = False) -> _Pairs | None:
-    control = control_of(row, rows)
-    if control is None:
-        return None
-    own, other = (
-        dict(zip(r.seeds, r.values("acc", averaged), strict=True)) for r in (row, control)
-    )
-    starts, others = (
-        {seed: R[0] for seed, R in zip(r.seeds, r.matrices(), strict=True)} for r in (row, control)
-    )
-    seeds = [seed for seed in own if seed in other]
-    # Before there is an old task both take the same steps.
-    parted = [s for s in seeds if not np.array_equal(starts[s], others[s], equal_nan=True)]
-    if not seeds:
-        return None
-    return _Pairs(seeds, [own[s] for s in seeds], [other[s] for s in seeds], parted)
+def _compared(rows: Iterable[Row], among: Sequence[Row]) -> list[tuple[Row, Comparison]]:
+    """Compare rows with their controls at the same rate, or at another if there is no such run."""
+    pairs = ((row, compare(row, among) or compare_at_best_rate(row, among)) for row in rows)
+    return [(row, comparison) for row, comparison in pairs if comparison is not None]
 
 
-def _is_own_preset(row: Row) -> bool:
-    entry = row.name.entry.removesuffix("-3ep").removesuffix("-printed")
-    return entry == row.config["method"] in paper.overview() and not row.name.changes
+def _at_best_rate(row: Row, rows: Sequence[Row]) -> str:
+    best = compare_at_best_rate(row, rows)
+    own = compare(row, rows) or best
+    if best is None or own is None or best.control is own.control:
+        return "–"
+    return f"{spread(best.others)} ({best.control.config['lr']:g})"
 
 
 def _table(
     title: str,
     columns: tuple[str, ...],
     about: str,
-    found: Sequence[tuple[tuple[str, ...], Row, _Pairs]],
+    found: Sequence[Found],
+    ends: Sequence[tuple[str, ...]] | None = None,
 ) -> Table | None:
     if not found:
         return None
-    lines = [Line((*start, *pairs.cells), "", pairs.note, row) for start, row, pairs in found]
-    gained = tuple(pairs.gained for _, _, pairs in found)
-    return Table(title, columns, tuple(lines), about, differences=gained)
+    ends = ends or [()] * len(found)
+    lines = [_line(*entry, end) for entry, end in zip(found, ends, strict=True)]
+    comparisons = tuple(comparison for _, _, comparison in found)
+    table = Table(title, columns, tuple(lines), about, comparisons=comparisons)
+    return table.without_empty("γ", "λ", "paper ACC", BEST)
+
+
+def _line(start: tuple[str, ...], row: Row, comparison: Comparison, end: tuple[str, ...]) -> Line:
+    cells = (
+        *start[:2],
+        *settings(row),
+        *start[2:],
+        spread(comparison.own),
+        spread(comparison.others),
+        *gain_cells(comparison),
+        listed(comparison.seeds),
+        *end,
+    )
+    status = comparison.verdict if comparison.verdict in GAINS else ""
+    return Line(cells, status, _note(row, comparison), row)
+
+
+def _note(row: Row, comparison: Comparison) -> str:
+    rate, other = row.config["lr"], comparison.control.config["lr"]
+    if rate != other:
+        return f"The control ran at lr {other:g}; there is no run of it at lr {rate:g}."
+    if not comparison.unpaired:
+        return ""
+    return (
+        f"Seeds {listed(comparison.unpaired)} do not pair: these runs and their controls differ in "
+        "the first task, where both are plain SGD. They come from different machines or versions, "
+        "so this is a difference of means."
+    )
+
+
+def _control_name(comparison: Comparison) -> str:
+    return paper.label(comparison.control.config["method"]).removesuffix(" (control)")
+
+
+def _replays(comparison: Comparison) -> bool:
+    return comparison.control.strengths.replay != "–"
+
+
+def _is_own_preset(row: Row) -> bool:
+    entry = row.name.entry.removesuffix("-3ep").removesuffix("-printed")
+    return entry == row.config["method"] in paper.overview() and not row.name.changes
 
 
 def _published(row: Row) -> str:

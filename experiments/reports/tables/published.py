@@ -1,4 +1,4 @@
-"""The tables that set runs beside the paper's numbers, and the rest."""
+"""The tables that compare runs with the paper's numbers, and the table of all other rows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,29 @@ import numpy as np
 from gradproj.experiments.reports import paper
 from gradproj.experiments.reports.paper import Cell, PaperTable
 from gradproj.experiments.reports.rows import Row
-from gradproj.experiments.reports.tables.table import STATUS, STORED, Line, Table, listed, spread
+from gradproj.experiments.reports.tables.table import (
+    SETTINGS,
+    STATUS,
+    TRANSFER,
+    Line,
+    Table,
+    listed,
+    settings,
+    spread,
+    transfer,
+)
 from gradproj.experiments.runs import presets
 
 __all__ = ["other_table", "paper_table", "printed"]
+
+# The last columns of these tables.
+_LAST = ("seeds", "minutes", "command")
 
 
 def paper_table(
     table: PaperTable, benchmark: str, rows: Sequence[Row], notes: Mapping[str, str]
 ) -> Table | None:
-    """Set the runs of a benchmark beside the paper's cells; None if there is no run of any."""
+    """Compare the runs of a benchmark with the paper's cells; None if no cell has a run."""
     cells = table.cells.get(benchmark, {})
     by_preset = {preset: row for row in rows for preset in row.name.presets}
     if not any(f"{benchmark}/{entry}" in by_preset for entry in cells):
@@ -27,7 +40,7 @@ def paper_table(
     measured = "measured ACC" if table.metric == "acc" else "measured average incremental accuracy"
     columns = ["method", "paper ACC", measured, "difference"]
     columns += ["paper BWT"] if with_bwt else []
-    columns += ["BWT", "forgetting", STORED, "seeds", "minutes", "command"]
+    columns += [*TRANSFER, *SETTINGS, *_LAST]
     lines, used = [], []
     for entry, cell in cells.items():
         preset = f"{benchmark}/{entry}"
@@ -36,10 +49,13 @@ def paper_table(
         lines.append(line)
         used += [row] if row is not None and row.finished else []
     about = table.about
-    if not all(cell.printed for cell in cells.values()) and any(c.spread for c in cells.values()):
-        about += (" The paper gives no deviations here; differences are judged by that of its "
-                  "own method in the main table.")  # fmt: skip
-    return Table(table.title, tuple(columns), tuple(lines), about.strip(), tuple(used))
+    if not all(cell.spread is not None for cell in cells.values()) and any(
+        c.judge for c in cells.values()
+    ):
+        about += (" The paper gives no deviations here. Differences are judged by the deviation of "
+                  "its own method in the main table.")  # fmt: skip
+    found = Table(table.title, tuple(columns), tuple(lines), about.strip(), tuple(used))
+    return found.without_empty("γ", "λ")
 
 
 def _paper_line(
@@ -56,27 +72,30 @@ def _paper_line(
     start = [label, printed(cell)]
     if row is None:
         made = f"gradproj run {preset} --seeds 0 1 2" if preset in presets.available() else "–"
-        return Line((*start, "no run", "–", *bwt, "–", "–", "–", "–", "–", made))
+        empty = ["–"] * (len(TRANSFER) + len(SETTINGS) + len(_LAST) - 1)
+        return Line((*start, "no run", "–", *bwt, *empty, made), note=cell.note)
     values = row.values(table.metric)
     if not values:
         state = "unfinished" if row.unfinished else "not measured"
-        return Line((*start, state, "–", *bwt, "–", "–", *_tail(row)), row=row)
+        empty = ["–"] * len(TRANSFER)
+        return Line((*start, state, "–", *bwt, *empty, *_tail(row)), note=cell.note, row=row)
     difference = float(np.mean(values)) - cell.acc
-    status = judge(difference, cell.spread)
+    status = judge(difference, cell.judge)
     sign = f" {STATUS[status][0]}" if status else ""
     shown = f"{round(difference, 1) + 0.0:+.1f}{sign}"  # + 0.0: there is no -0.0 here
-    cells = (*start, spread(values), shown, *bwt, *_transfer(row), *_tail(row))
-    return Line(cells, status, _note(row, preset, notes), row)
+    cells = (*start, spread(values), shown, *bwt, *transfer(row), *_tail(row))
+    note = " ".join(filter(None, (cell.note, _note(row, preset, notes))))
+    return Line(cells, status, note, row)
 
 
 def printed(cell: Cell) -> str:
-    """Write an accuracy as the paper has it, with its deviation where it gives one."""
+    """Write an accuracy as the paper prints it, with its deviation if there is one."""
     acc = f"{cell.acc:g}" if cell.acc * 10 % 1 > 1e-6 else f"{cell.acc:.1f}"
-    return f"{acc} ± {cell.spread:.1f}" if cell.printed else acc
+    return f"{acc} ± {cell.spread:.1f}" if cell.spread is not None else acc
 
 
 def judge(difference: float, deviation: float | None) -> str:
-    """Name the place of a difference, rounded as it is printed; "" where there is no measure.
+    """Classify a difference, rounded as it is printed; "" without a deviation to judge it by.
 
     Examples
     --------
@@ -94,30 +113,27 @@ def judge(difference: float, deviation: float | None) -> str:
 
 
 def other_table(rows: Sequence[Row], used: Sequence[Row], notes: Mapping[str, str]) -> Table | None:
-    """List the rows that are in no table of the paper."""
+    """List the rows that do not belong to any table of the paper."""
     rest = [row for row in rows if not any(row is other for other in used)]
     if not rest:
         return None
-    columns = ("method", "measured ACC", "BWT", "forgetting", STORED, "seeds", "minutes", "command")
+    columns = ("method", "measured ACC", *TRANSFER, *SETTINGS, *_LAST)
     lines = []
     for row in rest:
         acc = spread(row.values("acc")) if row.finished else "unfinished"
-        cells = (row.name.label, acc, *_transfer(row), *_tail(row))
+        cells = (row.name.label, acc, *transfer(row), *_tail(row))
         lines.append(Line(cells, "", _note(row, str(row.name), notes), row))
     finished = tuple(row for row in rest if row.finished)
-    return Table("Beside the paper's tables", columns, tuple(lines), rows=finished)
+    table = Table("Not in the paper's tables", columns, tuple(lines), rows=finished)
+    return table.without_empty("γ", "λ")
 
 
-def _transfer(row: Row) -> tuple[str, str]:
-    return spread(row.values("bwt"), digits=3, sign="+"), spread(row.values("forgetting"))
-
-
-def _tail(row: Row) -> tuple[str, str, str, str]:
+def _tail(row: Row) -> tuple[str, ...]:
     minutes = f"{row.minutes:.1f}" if row.finished else "–"
     seeds = listed(row.seeds)
     if row.unfinished:
         seeds = f"{seeds} ({len(row.unfinished)} unfinished)"
-    return row.stored, seeds, minutes, row.command
+    return *settings(row), seeds, minutes, row.command
 
 
 def _note(row: Row, preset: str, notes: Mapping[str, str]) -> str:

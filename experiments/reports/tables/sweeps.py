@@ -1,4 +1,4 @@
-"""Sweeps: rows that differ in a single value, side by side."""
+"""Sweeps: rows that differ in a single value."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gradproj.experiments.reports.comparison import compare
 from gradproj.experiments.reports.naming import completed, flatten, label_without
 from gradproj.experiments.reports.rows import Row
-from gradproj.experiments.reports.tables.controls import difference_to_control
-from gradproj.experiments.reports.tables.table import Line, Table, listed, spread
+from gradproj.experiments.reports.tables.controls import INTERVAL, gain_cells
+from gradproj.experiments.reports.tables.table import (
+    TRANSFER,
+    Line,
+    Table,
+    listed,
+    spread,
+    transfer,
+)
 
 __all__ = ["sweep_tables"]
 
-# Two values are a comparison, which the other tables show; three begin to show a course.
+# Two values are a comparison, which the other tables show; three begin to show a trend.
 _LEAST = 3
 
 
 def sweep_tables(rows: Sequence[Row]) -> list[Table]:
-    """Make a table for each value that at least three rows of one kind differ in alone."""
+    """Make one table per option in which at least three otherwise equal rows differ."""
     found: dict[tuple[str, str], list[tuple[Any, Row]]] = {}
     for row in rows:
         values = flatten(completed(row.config))
@@ -40,16 +48,15 @@ def _table(key: str, swept: Sequence[tuple[Any, Row]], rows: Sequence[Row]) -> T
             (
                 str(value),
                 spread(row.values("acc")),
-                spread(row.values("bwt"), digits=3, sign="+"),
-                spread(row.values("forgetting")),
-                spread(difference_to_control(row, rows), digits=2, sign="+"),
+                *transfer(row),
+                *gain_cells(compare(row, rows)),
                 listed(row.seeds),
             ),
             row=row,
         )
         for value, row in sorted(swept, key=lambda pair: _order(pair[0]))
     ]
-    columns = (short, "ACC", "BWT", "forgetting", "ACC over its control", "seeds")
+    columns = (short, "ACC", *TRANSFER, "minus control", INTERVAL, "seeds")
     return Table(f"{title}: {short}", columns, tuple(lines), swept=short)
 
 

@@ -22,9 +22,9 @@ from gradproj.experiments.runs.jobs import make_jobs
 
 
 @pytest.mark.parametrize(
-    ("name", "benchmark", "entry", "acc", "spread", "bwt"),
+    ("name", "benchmark", "entry", "acc", "judge", "bwt"),
     [
-        ("main", MNIST, "single", 57.4, 0.7, None),
+        ("main", MNIST, "single", 57.4, None, None),  # its ± is not a spread over seeds
         ("main", MNIST, "ours", 82.9, 0.3, None),
         ("main", "split-cifar10", "icarl", 63.9, 0.5, None),
         ("main", "split-cifar100", "gdumb", 60.3, 0.9, None),
@@ -38,10 +38,10 @@ from gradproj.experiments.runs.jobs import make_jobs
         ("class-incremental", "class-cifar100", "sgem", 59.98, None, None),
     ],
 )
-def test_numbers_of_the_paper(name, benchmark, entry, acc, spread, bwt):
+def test_numbers_of_the_paper(name, benchmark, entry, acc, judge, bwt):
     cells = next(t for t in paper.tables() if t.name == name).cells
     cell = cells[benchmark][entry]
-    assert (cell.acc, cell.spread, cell.bwt) == (acc, spread, bwt)
+    assert (cell.acc, cell.judge, cell.bwt) == (acc, judge, bwt)
 
 
 def test_tables_of_the_paper_are_whole():

@@ -51,7 +51,7 @@ def test_the_page_needs_nothing_else(runs):
                   "Share of layers corrected", "Accuracy matrices"):  # fmt: skip
         assert f"<figcaption>{title}" in page
     # What the projection adds: at the head of the page, and for the benchmark.
-    assert page.count("<figcaption>ACC over the control&#39;s, seed by seed") == 2
+    assert page.count("<figcaption>ACC minus that of the control, seed by seed") == 2
 
 
 def test_names_in_a_run_are_shown_as_they_are(tmp_path):

@@ -19,7 +19,9 @@ def test_a_line_holds_what_a_hand_computes(runs):
     assert cells["difference"] == "-0.1 ●"
     assert entry.status == "within"
     # Three old tasks of four change from 0.8 to 0.816, 0.828, 0.84.
-    assert cells["BWT"] == "+0.021 ± 0.009"
+    assert cells["BWT ÷ T"] == "+0.021 ± 0.009"
+    assert cells["BWT ÷ (T−1)"] == "+0.028 ± 0.012"
+    assert (cells["γ"], "λ" in cells) == ("0.5", False)
     assert cells["seeds"] == "0, 1, 2"
     assert cells["minutes"] == "2.0"
     assert cells["command"] == f"gradproj run {MNIST}/ours --seeds 0 1 2"
@@ -53,19 +55,48 @@ def test_no_runs_make_a_report_that_says_so(tmp_path):
 
 def test_rows_outside_the_paper_are_listed_apart(runs):
     (section,) = sections(runs)
-    found = table(section, "Beside the paper's tables")
+    found = table(section, "Not in the paper's tables")
     labels = [entry.cells[0] for entry in found.lines]
     assert labels == ["Ours, strength=0.125", "Replay alone (control)"]
 
 
 def test_the_control_is_taken_seed_by_seed(runs):
     (section,) = sections(runs)
-    found = table(section, "What the projection adds")
-    cells, _ = line(found, "Ours")
+    found = section.tables[0]
+    assert found.title == "What the projection adds"
+    cells, entry = line(found, "Ours")
     assert cells["seeds"] == "0, 1"
-    # 81.6 − 81 and 82.8 − 83.
-    assert cells["difference"] == "+0.20 ± 0.57"
+    # 81.6 − 81 and 82.8 − 83: mean 0.2, standard error 0.4, and Student's t has 12.71 here.
+    assert cells["difference"] == "+0.20"
+    assert cells["95 % interval"] == "[-4.88, +5.28]"
+    assert entry.status == ""
+    assert (cells["control"], cells["γ"]) == ("Replay alone", "0.5")
+    cells, entry = line(found, "GEM")
+    assert (cells["difference"], cells["95 % interval"], entry.status) == ("-1.00", "one seed", "")
     assert [entry.cells[0] for entry in found.lines] == ["GEM", "Ours"]
+
+
+@pytest.mark.parametrize(
+    ("gains", "difference", "status", "sentence"),
+    [
+        ((0.03, 0.032, 0.031), "+3.10 ▲", "better", "better in 1 of 1 comparisons, worse in 0"),
+        ((-0.03, -0.032, -0.031), "-3.10 ▼", "worse", "better in 0 of 1 comparisons, worse in 1"),
+        ((-0.01, 0.02, 0.03), "+1.33", "", "not certainly different in 1"),
+    ],
+)
+@pytest.mark.usefixtures("no_figures")
+def test_only_certain_differences_have_a_sign_and_a_colour(
+    tmp_path, gains, difference, status, sentence
+):
+    for seed, gain in enumerate(gains):
+        write_run(tmp_path, f"{MNIST}/ours", seed, matrix(0.8 + gain))
+        write_run(tmp_path, f"{MNIST}/replay", seed, matrix(0.8))
+    report = build(collect([tmp_path]), {}, beside_paper=True)
+    (entry,) = report.sections[0].tables[0].lines
+    assert (entry.cells[-3], entry.status) == (difference, status)
+    assert sentence in report.answer[0]
+    colours = [name for name in ("better", "worse") if f'<td class="{name}' in render_page(report)]
+    assert colours == ([status] if status else [])
 
 
 def test_the_control_of_the_equations_as_printed_is_fine_tuning_at_their_rate(tmp_path):
@@ -75,11 +106,35 @@ def test_the_control_of_the_equations_as_printed_is_fine_tuning_at_their_rate(tm
     write_run(tmp_path, f"{MNIST}/single", 0, matrix(0.6), changes={"lr": 0.1})
     report = build(collect([tmp_path]), {})
     found = table(report.sections[0], "What the projection adds")
-    assert {entry.cells[0]: entry.cells[1:5] for entry in found.lines} == {
-        "A-GEM, as printed (strength 0)": ("0", "70.0", "60.0", "+10.00"),
-        "Ours, as printed (strength 0)": ("0", "80.0", "60.0", "+20.00"),
+    start = ("Single", "0", "–")
+    assert {entry.cells[0]: entry.cells[1:7] for entry in found.lines} == {
+        "A-GEM, as printed (strength 0)": (*start, "70.0", "60.0", "+10.00"),
+        "Ours, as printed (strength 0)": (*start, "80.0", "60.0", "+20.00"),
     }
-    assert [entry.cells[1] for entry in report.overview.lines] == ["Ours, as printed (strength 0)"]
+    (overview,) = report.overview
+    assert overview.title == "Compared with fine-tuning"
+    assert [entry.cells[1] for entry in overview.lines] == ["Ours, as printed (strength 0)"]
+
+
+def test_without_a_control_at_the_same_rate_another_rate_is_named(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path, f"{MNIST}/preserve", seed, matrix(0.8))
+        write_run(tmp_path, f"{MNIST}/single", seed, matrix(0.5))
+    (overview,) = build(collect([tmp_path]), {}).overview
+    (entry,) = overview.lines
+    assert entry.note == "The control ran at lr 0.03; there is no run of it at lr 0.2."
+    assert dict(zip(overview.columns, entry.cells, strict=True))["control's ACC"] == "50.0 ± 0.0"
+
+
+def test_the_best_rate_of_the_control_is_shown_beside_the_same_rate(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path, f"{MNIST}/preserve", seed, matrix(0.8))
+        write_run(tmp_path, f"{MNIST}/single", seed, matrix(0.4), changes={"lr": 0.2})
+        write_run(tmp_path, f"{MNIST}/single", seed, matrix(0.5))
+    (overview,) = build(collect([tmp_path]), {}).overview
+    cells = dict(zip(overview.columns, overview.lines[0].cells, strict=True))
+    assert (cells["control's ACC"], cells["λ"]) == ("40.0 ± 0.0", "3")
+    assert cells["control's best ACC (lr)"] == "50.0 ± 0.0 (0.03)"
 
 
 def test_equal_seeds_that_part_before_there_is_an_old_task_pair_nothing(tmp_path):
@@ -93,27 +148,35 @@ def test_equal_seeds_that_part_before_there_is_an_old_task_pair_nothing(tmp_path
     (section,) = sections(tmp_path)
     found = table(section, "What the projection adds")
     assert line(found, "Ours")[1].note == ""
-    assert line(found, "GEM")[1].note.startswith("Equal seeds (1) and their control differ")
+    assert line(found, "GEM")[1].note.startswith("Seeds 1 do not pair")
+    assert line(found, "GEM")[0]["95 % interval"] == "not paired"
 
 
 def test_one_table_shows_what_the_presets_add_everywhere(runs):
     write_run(runs, "permuted-digits/ours-3ep", 0, matrix(0.9))
     write_run(runs, "permuted-digits/replay-3ep", 0, matrix(0.85))
     write_run(runs, f"{MNIST}/full", 0, matrix(0.9))
-    overview = build(collect([runs]), {}).overview
+    report = build(collect([runs]), {})
+    (overview,) = report.overview
     assert [entry.cells for entry in overview.lines] == [
-        (MNIST, "GEM", "81.9 ± 0.4", "80.0", "81.0", "-1.00", "0"),
-        (MNIST, "Ours", "82.9 ± 0.3", "82.2 ± 0.8", "82.0 ± 1.4", "+0.20 ± 0.57", "0, 1"),
-        ("permuted-digits", "Ours, 3 epochs", "–", "90.0", "85.0", "+5.00", "0"),
-    ]
-    assert [len(seeds) for seeds in overview.differences] == [1, 2, 1]
+        (MNIST, "GEM", "0.5", "–", "81.9 ± 0.4", "80.0", "81.0", "-1.00", "one seed", "0"),
+        (MNIST, "Ours", "0.5", "–", "82.9 ± 0.3", "82.2 ± 0.8", "82.0 ± 1.4", "+0.20",
+         "[-4.88, +5.28]", "0, 1"),
+        ("permuted-digits", "Ours, 3 epochs", "0.5", "–", "–", "90.0", "85.0", "+5.00", "one seed",
+         "0"),
+    ]  # fmt: skip
+    assert [len(found.seeds) for found in overview.comparisons] == [1, 2, 1]
+    assert report.answer == (
+        "Compared with replay alone, the projection is better in 0 of 3 comparisons, worse in 0 "
+        "and not certainly different in 1. One seed only: 2.",
+    )
 
 
 def test_without_a_control_there_is_no_overview(tmp_path):
     write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8))
     report = build(collect([tmp_path]), {})
-    assert report.overview is None
-    assert "at a glance" not in render(report, "Report")
+    assert (report.overview, report.answer) == ((), ())
+    assert "Compared with" not in render(report, "Report")
 
 
 def test_a_matrix_with_unmeasured_rows_has_acc_alone(tmp_path):
@@ -121,7 +184,7 @@ def test_a_matrix_with_unmeasured_rows_has_acc_alone(tmp_path):
     write_run(tmp_path, f"{MNIST}/gdumb", 0, R)
     (section,) = sections(tmp_path)
     cells, _ = line(table(section, "Main table, 1 epoch"), "GDumb")
-    assert (cells["measured ACC"], cells["BWT"], cells["forgetting"]) == ("70.0", "–", "–")
+    assert (cells["measured ACC"], cells["BWT ÷ T"], cells["forgetting"]) == ("70.0", "–", "–")
     assert "GDumb" in render_page(build(collect([tmp_path]), {}))
 
 
@@ -131,8 +194,8 @@ def test_averaged_weights_are_reported_apart(tmp_path):
         write_run(tmp_path, f"{MNIST}/{entry}", 0, matrix(acc), changes={"ema": 0.99}, **extra)
     (section,) = sections(tmp_path)
     gem, control = table(section, "Exponential average of the weights").lines
-    assert gem.cells == ("GEM, ema=0.99", "0.99", "80.0", "85.0", "+5.00", "+1.00", "0")
-    assert control.cells[-3:] == ("+2.00", "–", "0")
+    assert gem.cells == ("GEM, ema=0.99", "0.99", "80.0", "85.0", "+5.00", "+1.00", "one seed", "0")
+    assert control.cells[-4:] == ("+2.00", "–", "–", "0")
 
 
 def test_class_incremental_runs_are_judged_by_their_own_metric(tmp_path):
@@ -158,7 +221,7 @@ def test_rows_that_differ_in_one_value_are_a_sweep(tmp_path):
         ("full", "82.0 ± 0.0"),
     ]
     cells, _ = line(found, "8")
-    assert (cells["ACC over its control"], cells["seeds"]) == ("+3.00 ± 0.00", "10, 11")
+    assert (cells["minus control"], cells["seeds"]) == ("+3.00 ▲", "10, 11")
     assert [t.title for t in section.tables if t.swept] == ["Ours: rank"]
     assert "ACC and BWT against rank" in render_page(build(collect([tmp_path]), {}))
 
