@@ -9,10 +9,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= auto
 
-.PHONY: help demo test lint types test-deep fuzz mutants golden bench clean
+.PHONY: help demo test docs lint types test-deep fuzz mutants golden bench clean
 help:
 	@echo "make demo       continual learning on handwritten digits, two minutes: a table and a picture"
 	@echo "make test       lint, types and all tests"
+	@echo "make docs       the documentation site, in docs/_build/html (one minute)"
 	@echo "make test-deep  the property tests on more than 100,000 cases (half an hour)"
 	@echo "make fuzz       thousands of hostile run folders, and grids of 200 runs whose workers are killed (half an hour)"
 	@echo "make mutants    change the core in about 200 places, which the tests must notice (ten to thirty minutes; ONLY='gem* sums': some)"
@@ -62,6 +63,15 @@ golden: $(VENV)/ready
 $(VENV)/bench: $(VENV)/ready
 	$(PIP) install -q -c constraints.txt --group bench
 	@touch $@
+
+$(VENV)/docs: $(VENV)/ready
+	$(PIP) install -q -c constraints.txt --group docs
+	@touch $@
+
+# Warnings are errors: a broken link, a missing picture, a docstring that is not valid.
+docs: $(VENV)/docs
+	$(ONE_THREAD) $(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 # Every script with a main function; the other files in benchmarks/ are helpers.
 # QUICK=1: the smallest sizes, about one minute in total.

@@ -1,0 +1,67 @@
+"""Settings of the documentation site: `make docs` builds it into docs/_build/html."""
+
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import pictures  # noqa: E402
+
+REPOSITORY = "https://github.com/gradproj/gradproj"
+
+project = "gradproj"
+author = "the gradproj contributors"
+copyright = "2026, the gradproj contributors"
+release = version = installed_version("gradproj")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.extlinks",
+    "sphinx_gallery.gen_gallery",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build", "generated/gallery/*.ipynb", "gallery"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autosummary_generate = True
+autodoc_typehints = (
+    "none"  # the signature has the types that readers need, in the docstring's words
+)
+autodoc_member_order = "bysource"
+napoleon_use_rtype = False
+extlinks = {"source": (f"{REPOSITORY}/blob/main/%s", "%s")}
+
+# Each example of the gallery runs when the site is built, so each takes a few seconds at most.
+# Longer programs are in examples/ of the repository and are run by the tests.
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "generated/gallery",
+    "filename_pattern": r"/plot_",
+    "within_subsection_order": "FileNameSortKey",
+    "download_all_examples": False,
+    "show_memory": False,
+    "min_reported_time": 1e9,
+    "remove_config_comments": True,
+    "default_thumb_file": str(HERE / "demo.png"),
+}
+
+html_theme = "furo"
+html_title = "gradproj"
+html_theme_options = {
+    "source_repository": REPOSITORY,
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "light_css_variables": {"color-brand-primary": "#1d4ed8", "color-brand-content": "#1d4ed8"},
+    "dark_css_variables": {"color-brand-primary": "#8ab4ff", "color-brand-content": "#8ab4ff"},
+}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+
+pictures.draw_all(HERE / "generated" / "pictures")

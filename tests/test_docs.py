@@ -1,0 +1,97 @@
+"""The documentation site without Sphinx: names, links and programs. `make docs` builds it."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+# Pages that Sphinx reads, without those that it generates.
+PAGES = sorted(
+    path
+    for path in DOCS.rglob("*.md")
+    if not {"_build", "generated"} & set(path.relative_to(DOCS).parts)
+)
+TEXTS = [*PAGES, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "results").rglob("*.md"))]
+NAMED = [path.relative_to(ROOT).as_posix() for path in PAGES]
+
+
+def blocks(path: Path, info: str) -> list[str]:
+    """Return the code blocks of a page that start with this info string."""
+    return re.findall(rf"```{info}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+
+
+def listed(page: str) -> set[str]:
+    """Return the names in the tables of an API page."""
+    return set(re.findall(r"^   ([A-Za-z]\w*)$", (DOCS / page).read_text(encoding="utf-8"), re.M))
+
+
+@pytest.mark.parametrize(
+    ("module", "page"),
+    [
+        ("gradproj", "api/core.md"),
+        ("gradproj.adapters.torch", "api/torch.md"),
+        ("gradproj.experiments", "api/experiments.md"),
+    ],
+)
+def test_every_public_name_is_in_the_api_reference(module, page):
+    if module != "gradproj":
+        pytest.importorskip("torch", reason="torch is not installed")
+    assert listed(page) == set(importlib.import_module(module).__all__) - {"__version__"}
+
+
+def test_every_page_is_in_the_table_of_contents():
+    toctrees = "\n".join(blocks(DOCS / "index.md", r"\{toctree\}"))
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES} - {"index"}
+    missing = {page for page in pages if not re.search(rf"^{re.escape(page)}$", toctrees, re.M)}
+    assert not missing
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_to_files_lead_to_files(path):
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    targets += [f"{ROOT}/{name}" for name in re.findall(r"\{source\}`([^`]+)`", text)]
+    missing = [
+        target
+        for target in targets
+        if not re.match(r"https?:|mailto:|#", target)
+        # The gallery is generated from files of the same name.
+        and not (path.parent / target.split("#")[0]).exists()
+        and not (DOCS / "gallery" / Path(target).with_suffix(".py").name).exists()
+        and target != "generated/gallery/index.rst"
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if blocks(ROOT / name, "python")])
+def test_the_programs_of_a_page_print_what_it_says(name, capsys):
+    """The blocks of a page share their names, as they would when a reader types them."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    text = (ROOT / name).read_text(encoding="utf-8")
+    names = {}
+    for code, output in re.findall(
+        r"```python\n(.*?)```(?:\n\n```text output\n(.*?)```)?", text, re.S
+    ):
+        exec(compile(code, name, "exec"), names)
+        printed = capsys.readouterr().out
+        assert printed == output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name in NAMED if blocks(ROOT / name, "sh") and name != "docs/extending.md"]
+)
+def test_the_commands_of_a_page_work(name, tmp_path, monkeypatch):
+    """Every command ends without an error, in the order of the page."""
+    cli = pytest.importorskip("gradproj.experiments.cli", reason="experiments are not installed")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(ROOT / name, "sh"):
+        for line in block.splitlines():
+            program, *arguments = shlex.split(line)
+            assert program == "gradproj"
+            if arguments != ["demo"]:  # one minute; tests of the command line run it smaller
+                assert cli.main(arguments) == 0, line
