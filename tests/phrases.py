@@ -162,9 +162,6 @@ NOT_YET_CLEAN: tuple[str, ...] = (
     "tests/adapters/torch/test_soak.py",
     "tests/adapters/torch/test_surroundings.py",
     "tests/adapters/torch/torch_processes.py",
-    "tests/core/test_cupy_standin.py",
-    "tests/core/test_float32.py",
-    "tests/core/test_preserve_low_rank.py",
     "tests/experiments/cli/test_cli.py",
     "tests/experiments/cli/test_readme.py",
     "tests/experiments/conftest.py",
@@ -185,14 +182,10 @@ NOT_YET_CLEAN: tuple[str, ...] = (
     "tests/experiments/streams/test_benchmarks.py",
     "tests/experiments/test_facade.py",
     "tests/golden/record.py",
-    "tests/support/__init__.py",
-    "tests/support/assertions.py",
     "tests/support/grids.py",
     "tests/support/reports.py",
     "tests/support/runs.py",
-    "tests/support/zoo.py",
     "tests/test_architecture.py",
-    "tests/test_package.py",
 )
 
 

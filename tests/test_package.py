@@ -87,7 +87,7 @@ def test_every_folder_of_the_package_is_listed():
 
 
 def calls_of_namespace(path: Path) -> set[tuple[str, ...]]:
-    """What a file reads from `xp`: ("sum",), ("linalg", "svd"), …"""
+    """Return the names that a file reads from `xp`: ("sum",), ("linalg", "svd"), …"""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         chain = []

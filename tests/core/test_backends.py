@@ -187,7 +187,7 @@ def test_float32_gradients_of_any_scale(exponent, method, stretch):
 def test_blocks_of_columns_add_up_to_the_whole(T, N):
     G = np.random.default_rng(1).standard_normal((T, N)).astype(np.float32)
     found = gp.measure(G[0], G, precise=False)
-    # Not as a matrix product, whose own rounding in float64 is as large as what is tested.
+    # Not as a matrix product: its rounding in float64 is as large as the tested error.
     wide, some = G.astype(float), np.unique([*range(0, T, 1 + T // 20), T - 1])
     exact = np.stack([(wide[k] * wide).sum(1) for k in some])
     assert np.abs(found.C - found.C.T).max() < 1e-6 * N

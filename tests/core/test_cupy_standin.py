@@ -99,7 +99,7 @@ with warnings.catch_warnings(record=True) as caught:
 core.set_compute_type("float32", core._routines_linalg.COMPUTE_TYPE_PEDANTIC)
 answer["facts"] = {
     "hash of a device": error(lambda: hash(Device(0))),
-    "hash of an array": cupy.ndarray.__hash__ is None,
+    "hash of an array": cupy.ndarray.__hash__ is None,  # phrase: allow
     "equal devices": [Device(0) == Device(0), Device(0) == Device(1), Device(0) == 0],
     "repr": repr(Device(1)),
     "a device by name": error(lambda: Device("cpu")),
@@ -353,7 +353,7 @@ def test_bfloat16(cupy):
     assert x.dtype == ml_dtypes.bfloat16
     assert float((x.astype(np.float32) + 1).sum()) == 6.0
     assert bool(cupy.all(cupy.isfinite(x)))
-    # NumPy's functions, which CuPy hands on, know nothing of it.
+    # CuPy passes NumPy's own functions on, and these do not know the dtype.
     with pytest.raises(TypeError):
         cupy.isdtype(x.dtype, "real floating")
     with pytest.raises(ValueError, match="not inexact"):

@@ -1,4 +1,4 @@
-"""Bad input: the error names the argument, what was found and the cure."""
+"""Bad input: the error names the argument, the value that was found, and how to fix it."""
 
 import sys
 import types

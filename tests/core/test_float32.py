@@ -1,4 +1,4 @@
-"""What float32 loses: where it must not matter, and where `precise` brings it back."""
+"""Rounding of float32: where it must not matter, and where `precise=True` avoids it."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_the_three_steps_hold_where_old_gradients_are_nearly_equal(method, seed)
     w = gp.combine(g, G, method.solve(gp.measure(g, G)).coefficients)
     assert w.dtype == np.float32
     assert off(w, expected, g) < 1e-6
-    # In half the time: what is nearly equal counts as equal, as in `project`.
+    # In half the time: nearly equal gradients count as equal, as in `project`.
     products = gp.measure(g, G, precise=False)
     w = gp.combine(g, G, method.solve(products).coefficients, precise=False)
     assert off(w, gp.project(g, G, method), g) < 1e-6

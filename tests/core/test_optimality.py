@@ -209,7 +209,7 @@ class Float32Problem:
             self.shared = np.zeros_like(self.shared)
 
     def has_one_answer(self) -> bool:
-        """Whether float32 products can tell every length from zero, or it is zero to rounding.
+        """Whether each length is either clear in float32 products or zero up to rounding.
 
         A direction or P ḡ counts as zero below a relative square of 2e-5. P ḡ is a combination of
         old gradients whose coefficients grow as the basis gets shorter, so their product counts.
@@ -339,7 +339,7 @@ def test_gem_takes_equal_tasks_as_one_at_any_tolerance(tolerance, T):
 
 
 def test_the_judge_sees_what_a_basis_leaves_of_the_shared_gradient():
-    # ḡ is nearly in the span of B: what is free of it is short, and it decides all the same.
+    # ḡ is nearly in the span of B. Its short part outside of B must still decide.
     shared, B, g = np.asarray([1.0, 1e-8, 0.0]), np.asarray([[1.0, 0.0, 0.0]]), np.eye(3)[1]
     assert gp.kkt_residuals(6 * g, g, shared, B).worst > 0.1
     assert gp.kkt_residuals(-g, -g, shared, B).worst > 0.1

@@ -1,4 +1,4 @@
-"""Inner products: how accurate they are, how they add up, and what they say about themselves."""
+"""Inner products: their accuracy, their sums over shards, and the tolerance they report."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ KINDS = {
 
 
 def exact(g, G):
-    """Not by matrix products, whose own rounding in float64 is as large as what is tested."""
+    """Return the products by pairwise sums, which round less than a float64 matrix product."""
     g, G = g.astype(float), G.astype(float)
     C = np.stack([(row * G).sum(1) for row in G])
     return C, (G * g).sum(1), (g * g).sum()

@@ -11,7 +11,7 @@ import gradproj as gp
 
 
 def opposite_but_for(d):
-    """Two old gradients whose mean, and what is free of it, has length d: (±1, d)."""
+    """Return two old gradients (±1, d), whose mean has length d."""
     return np.asarray([0.0, -1.0]), np.asarray([[1.0, d], [-1.0, d]])
 
 
@@ -71,8 +71,8 @@ def test_directions_that_are_short_beside_the_shared_gradient_are_projected_out(
         assert np.abs((G - G.mean(0)) @ found.update).max() < 1e-8 * np.linalg.norm(g)
 
 
-# The second pass, and differences from the shortest gradient: what is left is relative to the short
-# gradients, not to the long one.
+# The second pass, and differences from the shortest gradient: the remaining error is relative to
+# the short gradients, not to the long one.
 @pytest.mark.parametrize(
     ("ratio", "relaxation", "left_over"),
     [(1e6, "last", 1e-5), (1e6, "pca", 1e-8), (1e8, "pca", 1e-6)],

@@ -1,1 +1,1 @@
-"""What several test modules share: array libraries, nasty matrices, named assertions."""
+"""Helpers of several test modules: array libraries, degenerate matrices, named assertions."""

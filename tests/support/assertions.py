@@ -1,4 +1,4 @@
-"""Named assertions: what it means that an update solves its problem."""
+"""Named assertions: the conditions under which an update solves its problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gradproj as gp
 
 
 def explicit_basis(G: np.ndarray, method: gp.Decomposed) -> np.ndarray:
-    """The basis B of a method by the explicit road, at the fast road's rank tolerance."""
+    """Return a method's basis B from the explicit algorithm, at the tolerance of `project`."""
     if not method.specific or method.rank == 0:
         return np.zeros((0, G.shape[1]))
     _, specific = gp.decompose(G)
@@ -26,7 +26,7 @@ def explicit_basis(G: np.ndarray, method: gp.Decomposed) -> np.ndarray:
 
 
 def shared_gradient(G: np.ndarray, method: gp.Decomposed) -> np.ndarray:
-    """The mean of the rows; zero if the method ignores it or only rounding is free of the basis."""
+    """Return the mean of the rows, or zero if the method ignores it or the basis contains it."""
     shared, B = G.mean(0), explicit_basis(G, method)
     noise = 1e-13 * np.linalg.norm(G, axis=1).max()
     free = np.linalg.norm(shared - B.T @ (B @ shared)) > noise
@@ -34,10 +34,10 @@ def shared_gradient(G: np.ndarray, method: gp.Decomposed) -> np.ndarray:
 
 
 def condition(G: np.ndarray, method: gp.Decomposed) -> float:
-    """The longest old gradient over the shortest length that the constraints depend on.
+    """Return the longest old gradient over the shortest length that the constraints depend on.
 
-    These are the task-specific singular values (of the rows in use) and what P leaves of the
-    shared gradient; what is zero to rounding does not count.
+    These lengths are the task-specific singular values (of the rows in use) and the length of P ḡ.
+    Lengths that are zero up to rounding do not count.
     """
     scale = float(np.linalg.norm(G, axis=1).max())
     if scale == 0:
@@ -57,19 +57,19 @@ def condition(G: np.ndarray, method: gp.Decomposed) -> float:
 
 
 def rounding(G: np.ndarray, method: gp.Decomposed, least: float = 1e-9) -> float:
-    """What float64 allows of a residual in units of ‖g‖: inner products square the condition."""
+    """Return the residual that float64 allows, over ‖g‖: inner products square the condition."""
     return max(least, 200 * np.finfo(float).eps * condition(G, method) ** 2)
 
 
 def replayed(G: np.ndarray, method: gp.Decomposed) -> np.ndarray:
-    """The replay term of a method."""
+    """Return the replay term of a method."""
     return method.strength * (G.sum(0) if method.replay == "sum" else G.mean(0))
 
 
 def assert_kkt(w: np.ndarray, g: np.ndarray, G: np.ndarray, method: gp.Decomposed) -> None:
-    """The update minus its replay term satisfies the optimality conditions of the problem.
+    """Assert that the update without its replay term satisfies the optimality conditions.
 
-    To 1e-9, relative, up to a condition of 150.
+    The relative tolerance is 1e-9 up to a condition of 150.
     """
     shared = shared_gradient(G, method)
     solution = w - replayed(G, method)
@@ -80,7 +80,7 @@ def assert_kkt(w: np.ndarray, g: np.ndarray, G: np.ndarray, method: gp.Decompose
 def assert_kkt_gem(
     w: np.ndarray, g: np.ndarray, G: np.ndarray, v: np.ndarray, strength: float, tolerance: float
 ) -> None:
-    """Stationarity, primal and dual feasibility and slackness of GEM's problem."""
+    """Assert stationarity, primal and dual feasibility and slackness of GEM's problem."""
     size = np.linalg.norm(g) or 1.0
     length = np.where((norm := np.linalg.norm(G, axis=1)) > 0, norm, 1.0)
     pull = v * length / size  # the multipliers of unit gradients

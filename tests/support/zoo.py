@@ -21,7 +21,7 @@ def _softmax_bias() -> np.ndarray:
 
 
 def lengthened(x: np.ndarray) -> np.ndarray:
-    """Append zeros, which change nothing but that float32 is no longer short enough to widen."""
+    """Append zeros, so that float32 gradients are too long to be computed in float64."""
     return np.concatenate([x, np.zeros((*x.shape[:-1], SMALL), x.dtype)], axis=-1)
 
 
