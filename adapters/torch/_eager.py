@@ -30,7 +30,7 @@ def eager(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             disabled.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)
 
-    # What torch.compile looks at, and the sentence that it shows for fullgraph=True.
+    # torch.compile reads these attributes, and shows the sentence for fullgraph=True.
     run._torchdynamo_disable = True  # type: ignore[attr-defined]
     run._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
         "a projected step runs uncompiled; compile the model or the loss instead of the step, or "

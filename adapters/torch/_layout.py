@@ -97,7 +97,7 @@ class Layout:
         return [p for block in self.blocks for p in block.parameters]
 
     def without(self, parameters: Collection[nn.Parameter]) -> list[Block]:
-        """Return the blocks with columns for all but some parameters."""
+        """Return the blocks with columns for all parameters except the given ones."""
         found = []
         for block in self.blocks:
             members = zip(block.owners, block.parameters, strict=True)
@@ -179,7 +179,7 @@ def _inner(model: nn.Module) -> nn.Module | None:
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         inner: nn.Module = model.module
         return inner
-    # What torch.compile returns, recognized by its name: importing the type takes two seconds.
+    # The result of torch.compile is recognized by its name: importing the type takes 2 seconds.
     if type(model).__name__ == "OptimizedModule":
         return model.get_submodule("_orig_mod")
     return None

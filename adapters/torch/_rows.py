@@ -22,8 +22,8 @@ class Rows:
     """One row per task, for each block of the layout.
 
     The new task has the first row, which stays where it is while the tasks grow. Row numbers are
-    private to this module and `_block_rows`. Everywhere else a task is None (the new one) or a
-    number >= 0.
+    private to this module and `_block_rows`. Everywhere else a task is a
+    number >= 0, or None for the new one.
 
     Gradients that need a wider dtype than their own land in a single row of their own dtype, and
     are converted when they are collected. These are float16 and bfloat16 gradients, which are
@@ -74,7 +74,7 @@ class Rows:
                 block.allocate(tasks + 1, summed)
 
     def keep_apart(self, parameters: frozenset[nn.Parameter]) -> None:
-        """Give columns to all but these parameters; keep nothing of what was there."""
+        """Give columns to all parameters except these, and drop the gradients in the rows."""
         if parameters == self.apart.keys():
             return
         for block in self.blocks:
@@ -298,7 +298,7 @@ class Rows:
     def release(self, kept: Sequence[nn.Parameter]) -> None:
         """Take the views out of all `.grad`: copies for the `kept` parameters, None for the others.
 
-        An optimizer would go on moving a parameter that has been frozen.
+        With a view left in it, an optimizer would continue to move a frozen parameter.
         """
         staying = {id(p) for p in kept}
         for block in self.blocks:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 import gradproj as gp
@@ -76,12 +78,12 @@ class Step:
         return self.reduction is None or task in self.reduction.tasks
 
     def backward(self, task: Task, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Run a loss backward into the row of its task; every `.grad` is None afterwards."""
+        """Run a loss backward into the row of its task, and set every `.grad` to None."""
         with nullcontext() if self.apart is None else self.apart.recording(task):
-            self.run(task, lambda: loss.backward(retain_graph=retain_graph))
+            self.run(task, partial(torch.autograd.backward, loss, retain_graph=retain_graph))
 
     def run(self, task: Task, backward: Callable[[], object]) -> None:
-        """Let a function fill the row of a task; every `.grad` is None afterwards."""
+        """Let a function fill the row of a task, and set every `.grad` to None."""
         self._prepare()
         self.rows.attach(self._place(task))
         parameters = self.rows.layout.parameters
@@ -96,7 +98,7 @@ class Step:
         self.store(task)
 
     def store(self, task: Task) -> None:
-        """Move `.grad` into the row of a task; every `.grad` is None afterwards."""
+        """Move `.grad` into the row of a task, and set every `.grad` to None."""
         self._collect(task)
         self.rows.clear()
 

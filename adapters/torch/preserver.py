@@ -19,6 +19,7 @@ from gradproj.adapters.torch._layout import unwrapped
 from gradproj.adapters.torch._preserver.attach import Handle, on_gradient, on_step
 from gradproj.adapters.torch._preserver.find import as_patterns, find
 from gradproj.adapters.torch._preserver.memory import MemoryReport, warn_of_wide
+from gradproj.adapters.torch._preserver.old_inputs import shared
 from gradproj.adapters.torch._preserver.processes import add_up, group_of
 from gradproj.adapters.torch._preserver.protected import Protected
 from gradproj.adapters.torch._preserver.recording import recording
@@ -59,9 +60,10 @@ class Preserver:
         Names or patterns of modules that are not protected, such as the output layers that only
         other tasks use.
     rank : int, optional
-        Keep so many leading directions of the inputs of linear and convolution layers, and the mean
-        of the others: rank·in numbers instead of in², and a faster step. For the soft form in one
-        process. Without it, layers with more than 8,192 inputs cause a warning.
+        Keep this number of leading directions of the inputs of linear and convolution layers, and
+        the mean of the others. That takes rank·in numbers instead of in², and a step is faster.
+        It is available for the soft form in one process. Without it, layers with more than 8,192
+        inputs cause a warning.
     scaled : bool
         Scale each task's S to mean eigenvalue 1, so that λ has the same meaning for all layers.
     when : {"gradient", "step"}
@@ -102,6 +104,9 @@ class Preserver:
     With :class:`Projector`, call :meth:`apply` after ``projector.backward(...)``, or attach the
     preserver: what is projected is the whole update, the new gradient and the replay term together.
     Projecting the new gradient alone is much worse.
+
+    Layers that read the same inputs, such as the query, key and value projections of
+    self-attention, share one S and one factor.
 
     Frozen layers are not recorded, unless `layers` names them. A layer that is unfrozen later is
     protected for the tasks that were observed since.
@@ -245,7 +250,7 @@ class Preserver:
         After the first task it also names layers whose inputs no task has observed: the heads of
         later tasks, for example, or a layer whose weight is used without calling its module.
         """
-        unknown = [layer for layer in self._layers if self.tasks and not layer.known]
+        unknown = [layer for layer in self._layers if self.tasks and not layer.old.known]
         members = {p: layer for layer in unknown for p in layer.parameters.values()}
         names = {p: name for name, p in unwrapped(self.model).named_parameters()}
         return self._unprotected | {
@@ -255,7 +260,7 @@ class Preserver:
     @property
     def memory(self) -> MemoryReport:
         """Bytes per layer; ``print(preserver.memory)`` prints a table."""
-        return MemoryReport({layer.name: layer.bytes for layer in self._layers})
+        return MemoryReport.of(self._layers)
 
     @contextmanager
     def observe(self, mask: Tensor | None = None) -> Iterator[None]:
@@ -319,6 +324,7 @@ class Preserver:
                 layer.consolidate_hard(self._shares[layer.name], self.importance)
             else:
                 layer.consolidate_soft(scaled=self.scaled)
+        self._share_equal()
         self.tasks += 1
 
     @eager
@@ -397,6 +403,7 @@ class Preserver:
             )
         for layer in self._layers:
             layer.load_state_dict(state["layers"][layer.name])
+        self._share_equal()
         self.tasks = state["tasks"]
 
     @torch.no_grad()
@@ -418,6 +425,11 @@ class Preserver:
 
     def _project(self, layer: Protected, weight: Tensor | None, bias: Tensor | None) -> None:
         layer.project(weight, bias, self._strength)
+
+    def _share_equal(self) -> None:
+        """Let layers with equal old inputs share their memory and their operator."""
+        for layer, old in zip(self._layers, shared(each.old for each in self._layers), strict=True):
+            layer.old = old
 
     def _check_rank(self) -> None:
         if self.rank is None:

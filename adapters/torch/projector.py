@@ -93,8 +93,8 @@ class Projector:
     Notes
     -----
     A parameter that a loss does not use counts as a zero gradient there. A parameter for which no
-    backward call of the step has a gradient keeps its ``.grad``, which is None after
-    ``optimizer.zero_grad()``, so that the optimizer skips it as usual. If a step raises an error,
+    backward call of the step has a gradient keeps its ``.grad``. ``optimizer.zero_grad()`` sets it
+    to None, so that the optimizer skips the parameter as usual. If a step raises an error,
     ``.grad`` is what it was before.
 
     The default method was chosen on a stream of ten permutations of scikit-learn's digits, with
@@ -121,7 +121,7 @@ class Projector:
     the sum grows with the number of tasks: on 20 permutations of Fashion-MNIST the sum collapses at
     a learning rate of 0.1.
 
-    What momentum, mixed precision and clipping mean here is described in
+    The effect of momentum, mixed precision and clipping is described in
     :mod:`gradproj.adapters.torch`. A copied or pickled projector takes its model along, but no
     gradients: copy it between steps. One projector must not be used from two threads at once.
 
@@ -334,8 +334,8 @@ class Projector:
     def store(self, task: int) -> None:
         """Take what is in ``.grad`` as the gradient of an old task.
 
-        It is copied into the buffer unless :meth:`zero_grad` has put it there to begin with;
-        ``.grad`` is None afterwards. It stays there until :meth:`project`. To start a step again,
+        It is copied into the buffer unless :meth:`zero_grad` has put it there to begin with, and
+        ``.grad`` is set to None. It stays there until :meth:`project`. To start a step again,
         use :meth:`reset`.
 
         Parameters

@@ -139,7 +139,7 @@ class Factored:
     def recording(self, task: Task) -> Iterator[None]:
         """Record the pairs of one backward pass as the gradient of `task`; None is the new task.
 
-        `.grad` of the chosen parameters is None before and after the pass.
+        The chosen parameters have no `.grad` before and after the pass.
         """
         self.choose()
         counted = self._count()

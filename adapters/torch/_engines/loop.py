@@ -65,7 +65,7 @@ class Loop(Engine):
         """Keep the gradients of wide layers factored where that is possible.
 
         The number of old tasks must be known, to choose the layers. Averaged gradients and methods
-        that need only one combination of the old gradients have no use for pairs.
+        that need only one combination of the old gradients do not use pairs.
         """
         if not step.expected or step.reduction is not None or not step.solver.processes.alone:
             yield

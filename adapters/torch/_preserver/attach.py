@@ -77,7 +77,7 @@ def on_step(optimizer: Optimizer, layers: Iterable[Protected], project: Project)
         copies.clear()
         for layer in layers:
             for p in layer.parameters.values():
-                if layer.known and p.requires_grad and p in mine:
+                if layer.old.known and p.requires_grad and p in mine:
                     copies[p] = p.detach().clone()
 
     @torch.no_grad()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gradproj.adapters.torch._preserver.kinds import Kind, Linear
-from gradproj.adapters.torch._preserver.protected import Place, Protected
+from gradproj.adapters.torch._preserver.places import Place
+from gradproj.adapters.torch._preserver.protected import Protected
 
 Role = Literal["query", "key", "value"]
 _ROLES: tuple[Role, ...] = ("query", "key", "value")

@@ -15,7 +15,8 @@ from gradproj.adapters.torch._preserver.attention import (
     projection_layers,
 )
 from gradproj.adapters.torch._preserver.kinds import COMPUTED, Embedding, Kind, kind_of
-from gradproj.adapters.torch._preserver.protected import Key, Place, Protected
+from gradproj.adapters.torch._preserver.places import Place
+from gradproj.adapters.torch._preserver.protected import Key, Protected
 
 _EXCLUDED = "excluded"
 _NOT_NAMED = "not named in layers"

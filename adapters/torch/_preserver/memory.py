@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
+from gradproj.adapters.torch._preserver.old_inputs import OldInputs
 from gradproj.adapters.torch._preserver.protected import Protected
 
 # Inputs of a layer up to which a square matrix is kept without a word: 268 MB in float32.
@@ -24,6 +25,16 @@ class MemoryReport(dict[str, int]):
     head       800 B
     total    2.40 MB
     """
+
+    @classmethod
+    def of(cls, layers: Iterable[Protected]) -> MemoryReport:
+        """Count the memory of each layer; old inputs that layers share count for the first one."""
+        report, seen = cls(), set[OldInputs]()
+        for layer in layers:
+            tensors = [*layer.observed(), *(() if layer.old in seen else layer.old.tensors())]
+            report[layer.name] = sum(t.numel() * t.element_size() for t in tensors)
+            seen.add(layer.old)
+        return report
 
     @property
     def total(self) -> str:

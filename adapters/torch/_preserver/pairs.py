@@ -8,6 +8,7 @@ or another process may have changed it. So it is checked in each step, with rand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,8 @@ _OVERHEAD = 1 << 21
 _ERRORS = 64
 _UNNOTICED = 1e-4
 
+_size = torch.linalg.vector_norm
+
 
 class Pairs:
     """Inputs and output gradients of one linear layer since its last step.
@@ -39,7 +42,7 @@ class Pairs:
         self._shape = tuple(module.weight.shape)
         self._rows = 0
         self._pairs: list[tuple[Tensor, Tensor]] = []
-        self._vectors: Tensor | None = None
+        self._vectors: tuple[Any, tuple[Tensor, ...]] | None = None
         self._handle = module.register_forward_hook(_Hook(ref(self)))
 
     def __del__(self) -> None:
@@ -76,33 +79,25 @@ class Pairs:
         if not A.dtype == D.dtype == weight.dtype or A.device != weight.device:
             return None
         A = completed(A, bias is not None)
-        # Products with single vectors: torch's with two columns take ten times as long.
-        vectors = self._random(A)
-        seen = torch.stack([weight @ v[: weight.shape[1]] for v in vectors])
-        if bias is not None:
-            seen += torch.outer(vectors[:, -1], bias)
-        known = torch.stack([A @ v for v in vectors]) @ D
-        # Clipping, unscaling and means over batches multiply the gradient by a common factor.
-        factor = torch.vdot(known.view(-1), seen.view(-1)) / known.square().sum()
-        size = torch.linalg.vector_norm
-        rounding = _ERRORS * torch.finfo(A.dtype).eps * factor.abs() * size(A) * size(D)
-        limit = torch.minimum(rounding, _UNNOTICED * size(seen))
-        # Also false if anything is NaN or infinite.
-        if not bool(size(seen - factor * known) <= limit):
-            return None
-        return A, D * factor
+        first, second = self._random(A)
+        seen, known = _images(A, D, weight, bias, first)
+        if _equal(seen, known, A, D):
+            return A, D
+        # Clipping, unscaling and means over batches multiply the gradient by a common factor. It is
+        # checked with the second vector, because if D has one row, any gradient Dᵀ x fits the first
+        # vector for some factor.
+        D = D * (torch.dot(known, seen) / torch.dot(known, known))
+        seen, known = _images(A, D, weight, bias, second)
+        return (A, D) if _equal(seen, known, A, D) else None
 
-    def _random(self, A: Tensor) -> Tensor:
-        """Return two fixed vectors as rows.
-
-        One would not be enough: if D has one row, any gradient of the form Dᵀ x fits some factor.
-        """
-        V = self._vectors
-        if V is None or (V.shape[1], V.dtype, V.device) != (A.shape[1], A.dtype, A.device):
+    def _random(self, A: Tensor) -> tuple[Tensor, ...]:
+        """Return two fixed vectors."""
+        key = (A.shape[1], A.dtype, A.device)
+        if self._vectors is None or self._vectors[0] != key:
             generator = torch.Generator().manual_seed(0)
             V = torch.randn(2, A.shape[1], generator=generator, dtype=torch.float64)
-            self._vectors = V = V.to(A)
-        return V
+            self._vectors = key, V.to(A).unbind()
+        return self._vectors[1]
 
 
 class _Hook:
@@ -125,6 +120,27 @@ class _Hook:
 
 def _nothing() -> None:
     return None
+
+
+def _images(
+    A: Tensor, D: Tensor, weight: Tensor, bias: Tensor | None, vector: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the products of a vector with [weight bias] and with Dᵀ A."""
+    seen = torch.mv(weight, vector[: weight.shape[1]])
+    if bias is not None:
+        seen = torch.addcmul(seen, bias, vector[-1])
+    return seen, torch.mv(D.T, torch.mv(A, vector))
+
+
+def _equal(seen: Tensor, known: Tensor, A: Tensor, D: Tensor) -> bool:
+    """Return whether two vectors are equal up to the rounding of Dᵀ A.
+
+    The sizes are copied to the host at once, so that a GPU is waited for once.
+    """
+    sizes = [_size(seen - known), _size(seen), _size(A), _size(D)]
+    error, size, a, d = (float(each) for each in torch.stack(sizes).tolist())
+    limit = min(_ERRORS * torch.finfo(A.dtype).eps * a * d, _UNNOTICED * size)
+    return error <= limit < math.inf  # false if any number is NaN or infinite
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

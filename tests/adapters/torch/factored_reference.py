@@ -13,7 +13,7 @@ MLP = ["0.weight", "2.weight", "4.weight"]  # the weights of `mlp`
 
 
 def formed(model, losses):
-    """Gradients in the usual form: task to name to gradient, None if there is none."""
+    """Gradients in the usual form: task to name to gradient, or None without one."""
     found = {}
     for task, loss in losses.items():
         torch.manual_seed(hash(task) % 1000)

@@ -1,4 +1,4 @@
-"""What each process does in the distributed tests of `Preserver`: a module, to be spawned."""
+"""The work of each process in the distributed tests of `Preserver`, in a module to be spawned."""
 
 import torch
 from preserver_reference import fill

@@ -192,13 +192,13 @@ def test_one_loss_may_stand_for_two_tasks():
         projector.backward(lambda: loss(model, *new), [tensor, tensor])
 
 
-# What users see ----------------------------------------------------------------------------------
+# Messages and attributes for users --------------------------------------------------------------
 
 
 def test_repr_says_what_there_is():
-    model = mlp(5, 6, 3)
-    assert repr(Projector(model, gp.GEM())) == (
-        "Projector(GEM(strength=0.0), layers=2, engine='loop', backend='numpy')"
+    model, method = mlp(5, 6, 3), gp.GEM()
+    assert repr(Projector(model, method)) == (
+        f"Projector({method!r}, layers=2, engine='loop', backend='numpy')"
     )
     memory = EpisodicMemory(4, "reservoir")
     memory.add("a", torch.zeros(3, 2))

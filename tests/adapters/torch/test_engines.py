@@ -129,7 +129,7 @@ def test_batches_may_hold_more_than_tensors():
 
 
 class Centred(nn.Module):
-    """Subtracts a running mean, which it sets anew at each pass."""
+    """Subtracts a running mean, which it sets again at each pass."""
 
     def __init__(self):
         super().__init__()

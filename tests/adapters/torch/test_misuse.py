@@ -24,7 +24,7 @@ def run(model, x):
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_old_gradients_next_to_nothing_do_not_overflow(method):
-    # A loss that is all but zero: its gradient is subnormal and its coefficient beyond float32.
+    # A loss that is almost zero: its gradient is subnormal and its coefficient beyond float32.
     model = nn.Linear(4, 2)
     with torch.no_grad():
         model.weight.zero_()

@@ -177,7 +177,7 @@ def test_sparse_gradients_are_refused():
 
 def test_a_frozen_sparse_embedding_is_no_obstacle():
     class Net(nn.Module):
-        sparse = True  # a name that anybody may use
+        sparse = True  # a name that user-defined modules may use
 
         def __init__(self):
             super().__init__()

@@ -105,13 +105,13 @@ class TestHard:
         preserver = Preserver(model, share={"0": 0.5, "1": 1.0})
         observed(preserver, torch.randn(30, 5))
         preserver.consolidate()
-        sizes = [len(layer.basis[0].vectors) for layer in preserver._layers]
+        sizes = [len(layer.old.bases[0].vectors) for layer in preserver._layers]
         assert sizes[0] < 5
         assert sizes[1] == 5
         preserver.share = 1.0
         observed(preserver, torch.randn(30, 5))
         preserver.consolidate()
-        assert len(preserver._layers[0].basis[0].vectors) == 5
+        assert len(preserver._layers[0].old.bases[0].vectors) == 5
 
     @pytest.mark.parametrize("frozen", [None, "weight", "bias"])
     @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ class TestRecording:
         model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 2))
         for dtype, kept in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
             preserver = ended(model.to(dtype), torch.randint(5, (3, 4)))
-            assert {layer.S.dtype for layer in preserver._layers} == {kept}
+            assert {layer.old.S.dtype for layer in preserver._layers} == {kept}
 
     def test_outputs_gradients_and_statistics_are_the_same(self):
         model = nn.Sequential(

@@ -15,6 +15,7 @@ from torch_reference import mlp
 import gradproj as gp
 from gradproj.adapters.torch import Preserver, Projector
 from gradproj.adapters.torch._preserver import pairs
+from gradproj.adapters.torch._preserver.old_inputs import OldInputs
 
 IN, OUT = 12, 9
 
@@ -49,7 +50,7 @@ def ready(model=None, dtype=torch.float64, **options):
 
 
 def expected(preserver):
-    """What the full product makes of the gradients as they are."""
+    """The update that the full product makes of the gradients."""
     twin = copy.deepcopy(preserver)
     for p, q in zip(preserver.model.parameters(), twin.model.parameters(), strict=True):
         q.grad = None if p.grad is None else p.grad.clone()
@@ -276,8 +277,7 @@ class TestNotUsed:
     def test_several_processes(self):
         model = nn.Linear(IN, OUT)
         preserver = Preserver(model, process_group=object())
-        preserver._layers[0].consolidate_soft = None
-        preserver._layers[0].S = torch.eye(IN + 1)
+        preserver._layers[0].old = OldInputs(torch.eye(IN + 1))
         model(torch.randn(2, IN)).sum().backward()
         preserver.apply()
         assert preserver._layers[0]._pairs is None

@@ -30,7 +30,7 @@ def test_no_tensor_outlives_its_use():
     for cycle in range(4):
         memory = EpisodicMemory(8, "reservoir", seed=cycle)
         retired.append(weakref.ref(model[2].weight))
-        model[2] = nn.Linear(16, 10)  # the buffer is laid out anew, and the old one let go
+        model[2] = nn.Linear(16, 10)  # the buffer is laid out again, and the old one freed
         optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
         for step in range(100):
             batch = torch.randint(200, (10,))

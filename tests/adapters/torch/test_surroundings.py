@@ -1,4 +1,4 @@
-"""What people's losses and hooks do around a step, compared with plain autograd."""
+"""Losses and hooks of users around a step, compared with plain autograd."""
 
 import warnings
 
@@ -24,7 +24,7 @@ def loss(model, x, y):
 
 
 def reference(model, loss, new, old, method):
-    """The same from gradients that nothing but autograd has touched."""
+    """The same from gradients that only autograd has touched."""
     parameters = list(model.parameters())
 
     def gradient(batch):
@@ -252,7 +252,7 @@ def test_a_skipped_step_does_not_blind_the_next():
     assert torch.equal(model.weight.grad, new)
 
 
-# What the buffer keeps ---------------------------------------------------------------------------
+# Contents of the buffer --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""What each process does in the distributed tests: a module, so that it can be spawned."""
+"""The work of each process in the distributed tests, in a module so that it can be spawned."""
 
 import warnings
 
