@@ -75,7 +75,9 @@ class RunConfig:
     milestones, lr_factor
         Multiply the rate by `lr_factor` at the start of each of these epochs of a task.
     augment : str
-        "crop-flip" shifts by up to four pixels and mirrors the images of each training batch.
+        Random augmentation of each training batch. "crop-flip" shifts the images by up to four
+        pixels and mirrors half of them. "jitter-crop-flip" changes brightness and contrast first,
+        as GD does. "twelvefold" draws one of EEIL's twelve forms of each image.
     memory : MemoryConfig
     ema : float
         Decay of an exponential average of the weights that is evaluated too; 0: none.
@@ -98,7 +100,7 @@ class RunConfig:
     weight_decay: float = ranged(0.0, low=0.0)
     milestones: tuple[int, ...] = ()
     lr_factor: float = ranged(0.1, low=0.0)
-    augment: Literal["none", "crop-flip"] = "none"
+    augment: Literal["none", "crop-flip", "jitter-crop-flip", "twelvefold"] = "none"
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     ema: float = ranged(0.0, low=0.0, below=1.0)
     version: int = VERSION

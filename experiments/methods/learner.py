@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from gradproj.experiments.common import seeds
 from gradproj.experiments.common.errors import ConfigError
-from gradproj.experiments.methods.augmentation import crop_and_flip
+from gradproj.experiments.methods.augmentation import AUGMENTATIONS
 from gradproj.experiments.methods.setup import NoOptions, Phase, Setup, Step, make_network
 from gradproj.experiments.streams import Task
 
@@ -188,8 +188,9 @@ class Learner:
         return functional.cross_entropy(model(x) + mask, y)
 
     def augmented(self, x: Tensor) -> Tensor:
-        """Return the images as the configuration has them changed at random for training."""
-        return crop_and_flip(x, self.generator) if self.config.augment == "crop-flip" else x
+        """Return the images with the random augmentation of the configuration."""
+        augment = AUGMENTATIONS.get(self.config.augment)
+        return x if augment is None else augment(x, self.generator)
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of all parameters."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 __all__ = [
     "distil",
     "distil_slices",
+    "distil_weighted",
     "ensemble_target",
     "feature_distance",
     "margin_ranking",
@@ -39,6 +40,25 @@ def distil(
         reduction="batchmean",
     )
     return divergence * temperature**2 if squared else divergence
+
+
+def distil_weighted(
+    teacher: Tensor, student: Tensor, weights: Tensor, temperature: float = 2.0
+) -> Tensor:
+    """Distil with one weight per sample: the mean of weight · T² · divergence.
+
+    Examples
+    --------
+    >>> z, w = torch.tensor([[1.0, 2.0], [3.0, 1.0]]), torch.tensor([1.0, 3.0])
+    >>> bool(distil_weighted(z, 0 * z, w) > distil(z, 0 * z))
+    True
+    """
+    divergence = functional.kl_div(
+        functional.log_softmax(student / temperature, 1),
+        functional.softmax(teacher / temperature, 1),
+        reduction="none",
+    )
+    return (weights * divergence.sum(1)).mean() * temperature**2
 
 
 def distil_slices(

@@ -21,15 +21,15 @@ __all__ = ["EEIL"]
 
 @dataclass(frozen=True)
 class Options:
-    """How the steps end and what disturbs them.
+    """The balanced phase, and noise.
 
     Attributes
     ----------
     balance : FineTuning
         The phase on equally many samples of each class.
     noise : float
-        Deviation of the noise added to the gradients of the first epoch; in epoch e it is
-        divided by (1 + e)^0.55. 0: none.
+        Deviation of the noise added to the gradients of the first epoch. In epoch e it is divided
+        by (1 + e)^0.55. 0 adds no noise.
     """
 
     balance: FineTuning = field(default_factory=FineTuning)
@@ -37,7 +37,11 @@ class Options:
 
 
 class EEIL(IncrementalLearner):
-    """Cross-entropy and distillation of each earlier step, then fine-tuning on a balanced set."""
+    """Cross-entropy and distillation of each earlier step, then fine-tuning on a balanced set.
+
+    The twelve forms of each image are `augment = "twelvefold"`, which the preset of class-cifar100
+    has: one form is drawn per image and epoch, with twelve times the epochs.
+    """
 
     name = "eeil"
     Options = Options
@@ -67,7 +71,8 @@ class EEIL(IncrementalLearner):
     def begin_epoch(self, task: Task, phase: Phase, epoch: int) -> None:
         """Set the rate, and keep the epoch for the noise."""
         super().begin_epoch(task, phase, epoch)
-        self.epoch = epoch
+        # Twelve epochs over single forms are one epoch over the expanded images.
+        self.epoch = epoch // 12 if self.config.augment == "twelvefold" else epoch
 
     def data(self, task: Task, phase: Phase) -> tuple[Tensor, ...]:
         """Return new data and exemplars, or the balanced set, which the exemplars hold by then."""
@@ -84,8 +89,8 @@ class EEIL(IncrementalLearner):
                 loss = loss + distil(known[:, part], logits[:, part], squared=False)
         if self.stage == "balance":
             with torch.no_grad():
-                learnt = self.graduate(x)[:, task.outputs]
-            loss = loss + distil(learnt, logits[:, task.outputs], squared=False)
+                learned = self.graduate(x)[:, task.outputs]
+            loss = loss + distil(learned, logits[:, task.outputs], squared=False)
         return loss
 
     def disturb(self) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from gradproj.experiments.common import seeds
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.class_incremental.distillation import (
-    distil,
+    distil_weighted,
     ensemble_target,
     soft_cross_entropy,
 )
@@ -36,10 +36,10 @@ class Options:
     outside : str
         Unlabelled images to distil on: "none", "shuffled" or a data set; see `outside_images`.
     pool : int
-        At most so many of them, drawn once, to choose from.
+        Largest number of them to choose from. They are drawn once.
     confident : float
-        Share of a task's outside images (as many as labelled ones) that is chosen where the
-        previous model is most sure, class by class; the others are drawn at random.
+        Share of a task's outside images that have the largest outputs of the previous model, class
+        by class. The others are drawn at random. There are as many outside as labelled images.
     """
 
     balance: FineTuning = field(default_factory=FineTuning)
@@ -49,7 +49,14 @@ class Options:
 
 
 class GD(ExpertLearner):
-    """Distils all old classes jointly, an expert on the new ones, and both on outside data."""
+    """Distil all old classes jointly, an expert on the new ones, and both on outside data.
+
+    As in the released code: in the balanced phase the samples weigh inversely to the size of their
+    class in every term, the distillation of old classes counting the old classes only and that of
+    the expert the new ones; the features are computed in training mode, so that the running
+    statistics of batch norm follow the data. Augmentation with random brightness and contrast is
+    `augment = "jitter-crop-flip"`, which the preset of class-cifar100 has.
+    """
 
     name = "gd"
     Options = Options
@@ -103,13 +110,13 @@ class GD(ExpertLearner):
         loss = functional.cross_entropy(logits[: len(y)], y, weights, reduction="sum")
         if not old:
             return loss / len(logits)
-        known, learnt = self.recall(images), self.advise(task, images)
+        known, learned = self.recall(images), self.advise(task, images)
         if others:
-            target = ensemble_target(known[len(y) :].softmax(1), learnt[len(y) :].softmax(1))
+            target = ensemble_target(known[len(y) :].softmax(1), learned[len(y) :].softmax(1))
             loss = loss + soft_cross_entropy(target, logits[len(y) :])
-        kept = old / seen * distil(known, logits[:, :old])
-        gained = (seen - old) / seen * distil(learnt, logits[:, old:])
-        return loss / len(logits) + kept + gained
+        kept = distil_weighted(known, logits[:, :old], self._shares(y, len(logits), 0, old))
+        gained = distil_weighted(learned, logits[:, old:], self._shares(y, len(logits), old, seen))
+        return loss / len(logits) + old / seen * kept + (seen - old) / seen * gained
 
     def expert_objective(self, task: Task, x: Tensor, y: Tensor, *others: Tensor) -> Tensor:
         """Let the expert be unsure about outside images too."""
@@ -118,16 +125,29 @@ class GD(ExpertLearner):
     def _logits(self, images: Tensor, balancing: bool) -> Tensor:
         if not balancing:
             return self.model(images)  # type: ignore[no-any-return]
-        self.model.eval()
         with torch.no_grad():
             features = self.network.features(images)
         return self.network.head(features)  # type: ignore[no-any-return]
 
+    def _shares(self, y: Tensor, count: int, start: int, stop: int) -> Tensor:
+        """Return the weights of `count` samples, the first of which have the labels y.
+
+        In the balanced phase, samples of the classes `start` to `stop` weigh inversely to the size
+        of their class among these classes. All other samples weigh 1.
+        """
+        weights = torch.ones(count, device=y.device)
+        if self.stage == "balance":
+            # `weights` is total / (size of the class · classes): rescale it to these classes.
+            sizes = 1 / self.weights[start:stop].to(y.device)
+            inside = (y >= start) & (y < stop)
+            weights[: len(y)][inside] = (sizes.mean() / sizes)[y[inside] - start]
+        return weights
+
     def _choose(self, count: int) -> Tensor:
-        """Draw rows of the pool: the surest of each old class, the others at random."""
+        """Draw rows of the pool: the largest outputs of each old class, and random ones."""
         wanted = int(self.options.confident * count) // self.old
         pieces = torch.split(self.pool, 1000)
-        sure = torch.cat([self.recall(u.to(self.setup.device)).softmax(1).cpu() for u in pieces])
+        sure = torch.cat([self.recall(u.to(self.setup.device)).cpu() for u in pieces])
         best = sure.topk(min(wanted, len(sure)), dim=0).indices.flatten()
         others = count - len(best)
         drawn = torch.randint(len(self.pool), (others,), generator=self.generator)

@@ -16,7 +16,14 @@ __all__ = ["ICaRLOriginal"]
 
 
 class ICaRLOriginal(IncrementalLearner):
-    """Sigmoid outputs with distilled targets, and the nearest mean of exemplars in features."""
+    """Sigmoid outputs with distilled targets, and the nearest mean of exemplars in features.
+
+    As published: the loss, the teacher and the features of the herding in evaluation mode, means
+    over mirrored images too, and the decay of the preset, whose 2e-5 is the published penalty
+    1e-5 ‖θ‖² in torch's convention. Not as published: shares are rounded down, so that the budget
+    holds, and the herding never chooses an image twice, while the published code skips repeats
+    after it has counted them.
+    """
 
     name = "icarl-original"
     averages = False
@@ -46,7 +53,7 @@ class ICaRLOriginal(IncrementalLearner):
         for label in range(self.seen()):
             images = self.exemplars.images[label]
             mean = functional.normalize(self.embed(images), dim=1).mean(0)
-            if self.config.augment == "crop-flip":
+            if self.config.augment != "none":
                 # Mirrored images count as much, where training shows them too.
                 mirrored = functional.normalize(self.embed(images.flip(3)), dim=1).mean(0)
                 mean = (mean + mirrored) / 2

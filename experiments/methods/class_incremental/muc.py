@@ -35,12 +35,16 @@ class Options:
     training : FineTuning
         The phase that trains them.
     outside : str
-        Unlabelled images on which they are to disagree; see `outside_images`.
+        Unlabelled images on which they should disagree; see `outside_images`.
+    exemplars : bool
+        Also train the network on exemplars, with all classes seen competing, as `lwf` does. The
+        published runs have none.
     """
 
     sides: int = ranged(3, low=2)
     training: FineTuning = field(default_factory=lambda: FineTuning(lr=0.1))
     outside: str = "shuffled"
+    exemplars: bool = False
 
 
 class ManyHeads(nn.Module):
@@ -63,14 +67,19 @@ class ManyHeads(nn.Module):
 
 
 class MUC(IncrementalLearner):
-    """No exemplars: distils the main head and side heads that were taught to disagree."""
+    """Distil the main head, and side heads that were trained to disagree on other images.
+
+    As in the released code: the side heads of a task are made with the task and are not
+    re-initialized before their phase. From the second task on, weight decay therefore shrinks them
+    while the network is trained. Only the side heads of the latest task are distilled.
+    """
 
     name = "muc"
     averages = False
     Options = Options
-    rehearses = False
 
     def __init__(self, setup: Setup) -> None:
+        self.rehearses = setup.config.options.exemplars
         super().__init__(setup)
         seed = seeds.derive(self.config.seed, "outside")
         name, root = self.options.outside, setup.data_dir
@@ -90,37 +99,32 @@ class MUC(IncrementalLearner):
         return self.model.network
 
     def renew_outputs(self, task: Task) -> None:
-        """Give the new outputs of the main head their initial weights."""
-        renew(self.network.head, self._initial().network.head, task.outputs)
-
-    def begin_phase(self, task: Task, phase: Phase) -> None:
-        """Give the task's side heads their initial weights, which differ, when their turn comes.
-
-        While the network is trained, and with it the side heads of the task before, weight decay
-        would make those of this task all but equal.
-        """
-        super().begin_phase(task, phase)
-        if phase.name == "sides":
-            assert isinstance(self.model, ManyHeads)
-            for side, start in zip(self.model.sides, self._initial().sides, strict=True):
-                renew(side, start, task.outputs)
-
-    def _initial(self) -> ManyHeads:
+        """Give the new outputs of the main head and of the side heads their initial weights."""
         initial = self.build_model()
         assert isinstance(initial, ManyHeads)
-        return initial
+        assert isinstance(self.model, ManyHeads)
+        renew(self.network.head, initial.network.head, task.outputs)
+        for side, start in zip(self.model.sides, initial.sides, strict=True):
+            renew(side, start, task.outputs)
+
+    def data(self, task: Task, phase: Phase) -> tuple[Tensor, ...]:
+        """Return new data and exemplars, if there are any; for the side heads, new data alone."""
+        return task.train() if phase.name == "sides" else super().data(task, phase)
 
     def phases(self, task: Task) -> Sequence[Phase]:
         """Train the network, then this task's side heads."""
         return [*super().phases(task), self.options.training.phase("sides", self.config.batch)]
 
     def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
-        """(1 − α) CE among the new + α (KL of the main head + mean KL of the last side heads)."""
+        """(1 − α) CE + α (KL of the main head + mean KL of the last task's side heads)."""
         (y,) = rest
         assert isinstance(self.model, ManyHeads)
         assert isinstance(self.teacher, ManyHeads)
         logits, sides = self.model.both(x)
-        loss = functional.cross_entropy(logits[:, task.outputs], y - task.outputs.start)
+        if self.rehearses:
+            loss = functional.cross_entropy(logits[:, : self.seen()], y)
+        else:
+            loss = functional.cross_entropy(logits[:, task.outputs], y - task.outputs.start)
         if task.index == 0:
             return loss
         with torch.no_grad():

@@ -36,9 +36,13 @@ class Options:
 class TPL(IncrementalLearner):
     """Cross-entropy, while the cosines between stored images keep their pattern.
 
-    The published method grows an elastic Hebbian graph, and no code was released. Here the
-    vertices are exemplars (nearest to k-means centres with `memory.policy` "kmeans"), each pair is
-    an edge, and each step compares the edges of some vertices drawn at random.
+    As in the paper's equations: edge weights are cosines of features, and the loss is minus
+    Pearson's correlation of all edge weights before and now. After each task the vertices get
+    features of the new network. An approximation: the paper grows an elastic Hebbian graph by
+    competitive learning. Here the vertices are exemplars (with `memory.policy` "kmeans" the images
+    nearest to cluster centres), each pair is an edge, and each step compares the edges of some
+    vertices drawn at random. Not checked, because no code was released: the weight of the loss, the
+    learning schedule, and how edges age.
     """
 
     name = "tpl"

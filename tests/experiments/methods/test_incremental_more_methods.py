@@ -16,6 +16,8 @@ from support.incremental import (
 from support.toy import weights
 from torch.nn import functional
 
+from gradproj.experiments.methods.class_incremental.finetuning import class_weights
+
 # GD ---------------------------------------------------------------------------------------------
 
 
@@ -57,12 +59,12 @@ def test_gd_with_outside_data():
     near(learner.objective(task, x, y, u), wanted)
 
 
-def test_gd_takes_the_surest_outside_images_of_each_old_class():
+def test_gd_takes_the_outside_images_with_the_largest_outputs_of_each_old_class():
     options = {"outside": "shuffled", "confident": 0.5, **QUICK["gd"]}
     learner = incremental("gd", options=options)
     learn(learner, 0)
     _, x, _, u = enter(learner, 1)
-    odds = learner.teacher(learner.pool)[:, :2].softmax(1)
+    odds = learner.teacher(learner.pool)[:, :2]
     wanted = int(0.5 * len(x)) // 2
     for label in range(2):
         best = odds[:, label].topk(wanted).indices.sort().values
@@ -85,8 +87,47 @@ def test_gd_balances_the_classifier_alone():
     z, old, new = learner.model(x), learner.teacher(x), learner.expert(x)
     each = z.logsumexp(1) - z[torch.arange(len(y)), y]
     wanted = (learner.weights[y] * each).mean()
-    wanted = wanted + 2 * kl(old[:, :2], z[:, :2]) + 2 * kl(new[:, 2:], z[:, 2:])
+    near(
+        learner.objective(task, x, y),
+        wanted
+        + 2 * weighted_kl(old[:, :2], z[:, :2], balanced(y, [0, 1]))
+        + 2 * weighted_kl(new[:, 2:], z[:, 2:], balanced(y, [2, 3])),
+    )
+
+
+def balanced(y, classes):
+    """The weight of each sample by the size of its class among `classes`; 1 outside of them."""
+    counts = {c: int((y == c).sum()) for c in classes}
+    total = sum(counts.values())
+    return torch.tensor(
+        [total / (counts[c] * len(classes)) if c in counts else 1.0 for c in y.tolist()]
+    )
+
+
+def weighted_kl(teacher, student, weight):
+    rows = zip(teacher, student, strict=True)
+    return (weight * torch.stack([kl(t[None], s[None]) for t, s in rows])).mean()
+
+
+def test_gd_weighs_unequal_classes_in_every_term_of_the_balanced_phase():
+    learner, task, (x, y) = second_step("gd", phase="balance")
+    keep = torch.tensor([i for i, c in enumerate(y.tolist()) if c % 2 or i % 2])
+    x, y = x[keep], y[keep]
+    learner.weights = class_weights(y, 4)
+    assert len(set(torch.bincount(y).tolist())) > 1
+    z, old, new = learner.model(x), learner.teacher(x), learner.expert(x)
+    each = z.logsumexp(1) - z[torch.arange(len(y)), y]
+    wanted = (len(y) / (4 * torch.bincount(y))[y] * each).mean()
+    wanted = wanted + 2 * weighted_kl(old[:, :2], z[:, :2], balanced(y, [0, 1]))
+    wanted = wanted + 2 * weighted_kl(new[:, 2:], z[:, 2:], balanced(y, [2, 3]))
     near(learner.objective(task, x, y), wanted)
+
+
+def test_gd_computes_features_in_training_mode_while_balancing():
+    learner, task, (x, y) = second_step("gd", phase="balance")
+    learner.model.train()
+    learner.observe(task, x, y)
+    assert learner.model.training
 
 
 # MUC and BLD ------------------------------------------------------------------------------------
@@ -123,18 +164,34 @@ def test_muc_trains_side_heads_alone_in_their_phase():
     assert torch.equal(learner.model.sides[0].weight[:2], start["sides.0.weight"][:2])
 
 
-def test_muc_side_heads_start_apart_whatever_the_decay():
+def test_muc_side_heads_are_made_with_the_task_and_not_again_for_their_phase():
     learner = incremental("muc", options=QUICK["muc"], weight_decay=0.5, momentum=0.9)
+    initial = learner.build_model()
     learn(learner, 0)
     task, *data = enter(learner, 1)
-    start = learner.build_model()
+    for side, start in zip(learner.model.sides, initial.sides, strict=True):
+        assert torch.equal(side.weight[2:], start.weight[2:])
+        assert torch.equal(side.bias[2:], start.bias[2:])
+        assert not torch.equal(side.weight[:2], start.weight[:2])
     for _ in range(3):
         learner.observe(task, *data)
+    shrunk = snapshot(learner.model)
     learner.begin_phase(task, learner.phases(task)[-1])
-    for side, initial in zip(learner.model.sides, start.sides, strict=True):
-        assert torch.equal(side.weight[2:], initial.weight[2:])
-        assert torch.equal(side.bias[2:], initial.bias[2:])
-        assert not torch.equal(side.weight[:2], initial.weight[:2])
+    assert torch.equal(learner.model.sides[0].weight, shrunk["sides.0.weight"])
+    # Only the decay acts on them before their phase.
+    assert shrunk["sides.0.weight"][2:].norm() < 0.99 * initial.sides[0].weight[2:].norm()
+
+
+def test_muc_with_exemplars():
+    learner, task, (x, y) = second_step("muc", {"exemplars": True, **QUICK["muc"]})
+    assert set(y.tolist()) == {0, 1, 2, 3}
+    z, sides = learner.model.both(x)
+    known, known_sides = learner.teacher.both(x)
+    terms = [kl(a[:, :2], b[:, :2]) for a, b in zip(known_sides, sides, strict=True)]
+    wanted = 0.5 * entropy(z, y) + 0.5 * (kl(known[:, :2], z[:, :2]) + sum(terms) / 3)
+    near(learner.objective(task, x, y), wanted)
+    phase = learner.phases(task)[-1]
+    assert set(learner.data(task, phase)[1].tolist()) == {2, 3}
 
 
 def test_bld_records_warms_up_and_keeps():

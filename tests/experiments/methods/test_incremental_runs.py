@@ -127,6 +127,10 @@ def test_published_protocols():
     assert (lucir.lr, lucir.epochs, lucir.milestones) == (0.1, 160, (80, 120))
     icarl = presets.find("class-cifar100/icarl")
     assert (icarl.lr, icarl.lr_factor, icarl.milestones) == (2.0, 0.2, (49, 63))
+    assert icarl.weight_decay == 2e-5  # the gradient of 1e-5 ‖θ‖²
+    eeil = presets.find("class-cifar100/eeil")
+    assert (eeil.augment, eeil.epochs) == ("twelvefold", 12 * 40)
+    assert presets.find("class-cifar100/gd").augment == "jitter-crop-flip"
     ours = presets.find("class-cifar100/ours")
     assert (ours.network, ours.epochs, ours.milestones) == ("resnet34-cifar", 200, (80, 160))
     assert (ours.memory.total, ours.memory.buffers) == (2000, 5)

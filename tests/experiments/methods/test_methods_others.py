@@ -270,6 +270,24 @@ def test_gdumb_learns_from_its_memory_alone_with_fresh_weights():
     close(weights(learner), start - LR * g)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_gdumb_trains_with_the_outputs_of_the_samples_task_or_with_all_so_far(masked):
+    options = {"masked": masked, "passes": 1, "batch": 50}
+    learner = toy_learner("gdumb", "task", options=options, tasks=2)
+    for number in (0, 1):
+        task, x, y = begin(learner, number)
+        learner.observe(task, x, y)
+    start = weights(learner)
+    task, learn = learner.stream.tasks[1], learner.phases(learner.stream.tasks[1])[1]
+    images, labels, numbers = learner.data(task, learn)
+    mine = numbers == 1
+    outputs = task.outputs if masked else slice(0, task.outputs.stop)
+    g = gradient(learner, images[mine], labels[mine], outputs)
+    learner.begin_epoch(task, learn, 1)
+    learner.observe(task, images[mine], labels[mine], numbers[mine])
+    close(weights(learner), start - LR * g)
+
+
 def test_gdumb_rates_warm_up_then_follow_the_published_schedule():
     learner = toy_learner("gdumb", lr=1.0, options={"least_rate": 0.05})
     published = torch.optim.SGD(learner.model.parameters(), lr=1.0)
