@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 from collections.abc import Callable
 
 from rich.console import Console
 from rich.table import Table
 
-from gradproj.experiments import methods, networks
-from gradproj.experiments.runs import presets
-from gradproj.experiments.streams import benchmarks
+from gradproj.experiments.cli import catalogue
+from gradproj.experiments.runs import preset_tables
 
 __all__ = ["configure", "execute"]
 
@@ -27,7 +25,7 @@ def execute(args: argparse.Namespace) -> int:
     for kind in [args.kind] if args.kind else ("benchmarks", "methods", "networks"):
         console.print(SHOWN[kind]())
     if not args.kind:
-        console.print(f"{len(presets.available())} presets; see `gradproj list presets`")
+        console.print(f"{len(preset_tables.available())} presets; see `gradproj list presets`")
     return 0
 
 
@@ -35,23 +33,21 @@ def _methods() -> Table:
     table = Table(title="methods", title_justify="left")
     for column in ("name", "scenarios", "what it does", "options"):
         table.add_column(column, overflow="fold")
-    for name, learner in methods.available().items():
-        summary = (inspect.getdoc(learner) or "").splitlines()[0]
-        options = ", ".join(learner.Options.__dataclass_fields__)
-        table.add_row(name, ", ".join(learner.scenarios), summary, options)
+    for each in catalogue.methods():
+        table.add_row(each.name, ", ".join(each.scenarios), each.summary, ", ".join(each.options))
     return table
 
 
 def _presets() -> str:
-    return "\n".join(presets.available())
+    return "\n".join(preset_tables.available())
 
 
 def _benchmarks() -> str:
-    return "benchmarks: " + ", ".join(benchmarks.BENCHMARKS)
+    return "benchmarks: " + ", ".join(catalogue.benchmarks())
 
 
 def _networks() -> str:
-    return "networks: " + ", ".join(networks.NETWORKS)
+    return "networks: " + ", ".join(catalogue.networks())
 
 
 SHOWN: dict[str, Callable[[], Table | str]] = {

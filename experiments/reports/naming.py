@@ -12,10 +12,11 @@ from typing import Any
 from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.common.registry import is_own
 from gradproj.experiments.common.schema import check, to_plain
+from gradproj.experiments.common.tables import merge
 from gradproj.experiments.methods.config import RunConfig
 from gradproj.experiments.reports import paper
 from gradproj.experiments.runs import presets
-from gradproj.experiments.runs.resolve import complete, merge
+from gradproj.experiments.runs.resolve import complete
 
 __all__ = ["Name", "completed", "fingerprint", "flatten", "label_without", "name_of"]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.common.files import component
+from gradproj.experiments.common.tables import merge
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.grid import Job
-from gradproj.experiments.runs.resolve import merge, parse_overrides
+from gradproj.experiments.runs.resolve import parse_overrides
 
 __all__ = ["make_jobs", "parse_changes"]
 

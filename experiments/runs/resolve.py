@@ -9,10 +9,11 @@ from typing import Any
 from gradproj.experiments import methods, networks
 from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.common.schema import check, to_plain
+from gradproj.experiments.common.tables import merge
 from gradproj.experiments.methods.config import VERSION, RunConfig
 from gradproj.experiments.streams import benchmarks
 
-__all__ = ["complete", "differences", "merge", "parse_overrides", "resolve"]
+__all__ = ["complete", "differences", "parse_overrides", "resolve"]
 
 
 def resolve(values: Mapping[str, Any]) -> RunConfig:
@@ -113,22 +114,6 @@ def _check_names(config: RunConfig) -> None:
         networks.check_options(config.network, config.network_options)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
-
-
-def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay `changes` over `base`, table by table.
-
-    Examples
-    --------
-    >>> merge({"memory": {"batch": 20}}, {"memory": {"per_task": 5}})
-    {'memory': {'batch': 20, 'per_task': 5}}
-    """
-    out = dict(base)
-    for key, value in changes.items():
-        old = out.get(key)
-        both = isinstance(value, Mapping) and isinstance(old, Mapping)
-        out[key] = merge(old, value) if both else value  # type: ignore[arg-type]
-    return out
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from gradproj.experiments import methods
-from gradproj.experiments.runs.resolve import merge, resolve
+from gradproj.experiments.common.tables import merge
+from gradproj.experiments.runs.resolve import resolve
 from gradproj.experiments.runs.runner import run
 
 STORED = Path(__file__).with_name("results.json")

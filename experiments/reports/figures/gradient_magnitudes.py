@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradproj.experiments.common.tables import merge
 from gradproj.experiments.inspection.gradients import Inspection, short_run
 from gradproj.experiments.inspection.subjects import from_benchmark
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Made, Request
 from gradproj.experiments.reports.tables.table import Line, Table
 from gradproj.experiments.runs.jobs import parse_changes
-from gradproj.experiments.runs.resolve import merge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

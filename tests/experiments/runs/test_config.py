@@ -13,12 +13,13 @@ from gradproj.experiments import methods
 from gradproj.experiments.common.errors import ConfigError
 from gradproj.experiments.common.registry import nearest
 from gradproj.experiments.common.schema import check, ranged, to_plain
+from gradproj.experiments.common.tables import merge
 from gradproj.experiments.data import Dataset
 from gradproj.experiments.methods.config import VERSION
 from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.jobs import make_jobs
-from gradproj.experiments.runs.resolve import complete, merge, parse_overrides, resolve
+from gradproj.experiments.runs.resolve import complete, parse_overrides, resolve
 from gradproj.experiments.streams import benchmarks
 
 BASE = {"benchmark": "permuted-digits", "method": "gem"}
