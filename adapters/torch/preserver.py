@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.optim import Optimizer
@@ -15,17 +13,16 @@ from torch.optim import Optimizer
 from gradproj.adapters.torch import _arguments
 from gradproj.adapters.torch._arguments import When
 from gradproj.adapters.torch._eager import eager
-from gradproj.adapters.torch._layout import unwrapped
 from gradproj.adapters.torch._preserver.attach import Handle, on_gradient, on_step
-from gradproj.adapters.torch._preserver.find import as_patterns, find
+from gradproj.adapters.torch._preserver.find import as_patterns
 from gradproj.adapters.torch._preserver.memory import MemoryReport, warn_of_wide
-from gradproj.adapters.torch._preserver.old_inputs import shared
-from gradproj.adapters.torch._preserver.processes import add_up, group_of
+from gradproj.adapters.torch._preserver.network import Network
+from gradproj.adapters.torch._preserver.options import (
+    checked_importance,
+    checked_strength,
+    shares_by_layer,
+)
 from gradproj.adapters.torch._preserver.protected import Protected
-from gradproj.adapters.torch._preserver.recording import recording
-
-_UNSEEN = "no task called it inside of observe()"
-_FROZEN = "frozen in all tasks so far"
 
 
 class Preserver:
@@ -87,9 +84,15 @@ class Preserver:
     parameters with the reason: they are trained as usual. A parameter without a gradient is not
     changed in that step.
 
-    `when` decides where optimizers with a state are changed. ``"step"`` gives the guarantee on what
-    is applied, also for momentum from earlier tasks, weight decay and Adam, and takes a copy of the
-    parameters. ``"gradient"`` is what :meth:`apply` does. Permuted digits (4 tasks, 4 epochs of
+    `when` decides what is projected if the optimizer does more than plain SGD.
+
+    - ``"gradient"`` is the form of :meth:`apply`. Momentum of gradients that were projected keeps
+      the guarantee, but momentum from before the end of a task does not. Weight decay and the
+      scaling of Adam act after the projection and change the answers.
+    - ``"step"`` projects the whole change of the parameters, so that the guarantee holds for all of
+      these. It takes a copy of the parameters.
+
+    Permuted digits (4 tasks, 4 epochs of
     batches of 32, MLP 64-100-10), mean accuracy over seeds 0 to 2 at the end; learning rate and
     strength chosen on seeds 100 and 101::
 
@@ -100,6 +103,14 @@ class Preserver:
     So ``"step"`` is better where all that the model knows has been observed. On a pretrained
     transformer without calibration inputs it lost 13 points to ``"gradient"``, which is the default
     as the more forgiving one.
+
+    In a model with one output layer per task, a head is protected from the end of the first task
+    that used it, and the heads of later tasks are free. A head that only one task uses gets no
+    gradient from later tasks, so that `exclude` saves its memory and changes no result with plain
+    SGD.
+
+    Autocast does not reach the moments or the update: they are computed in float32 or better. An
+    attached preserver runs after ``GradScaler`` has unscaled the gradients.
 
     With :class:`Projector`, call :meth:`apply` after ``projector.backward(...)``, or attach the
     preserver: what is projected is the whole update, the new gradient and the replay term together.
@@ -150,17 +161,10 @@ class Preserver:
         self.scaled = scaled
         self.when: When = when
         self.tasks = 0
-        self._group = process_group
-        self._named = layers is not None
         chosen = None if layers is None else as_patterns("layers", layers)
         excluded = as_patterns("exclude", exclude)
-        inner = unwrapped(model)
-        self._layers, self._unprotected = find(inner, chosen, excluded, hard=self._hard)
-        if not self._layers:
-            raise ValueError(
-                "the model has no layer that can be protected: "
-                + "; ".join(f"{name}: {reason}" for name, reason in self._unprotected.items())
-            )
+        self._network = Network(model, chosen, excluded, hard=self._hard, group=process_group)
+        self._layers = self._network.layers
         self.rank = rank
         self._check_rank()
         if rank is None:
@@ -169,7 +173,7 @@ class Preserver:
             for layer in self._layers:
                 layer.limit(rank)
         self.share = share
-        self.importance = _checked_importance(importance, self._hard)
+        self.importance = checked_importance(importance, hard=self._hard)
         self._observing = False
         self._handles: list[Handle] = []
 
@@ -191,11 +195,7 @@ class Preserver:
 
     @strength.setter
     def strength(self, strength: float) -> None:
-        if not strength >= 0:  # also for NaN
-            raise ValueError(
-                f"strength={strength!r} is invalid: expected a number >= 0 or math.inf"
-            )
-        self._strength = float(strength)
+        self._strength = checked_strength(strength)
 
     @property
     def share(self) -> float | Mapping[str, float] | None:
@@ -208,19 +208,8 @@ class Preserver:
             raise ValueError(
                 f"share={share!r} would change the form of the projection; build another Preserver"
             )
-        names = [layer.name for layer in self._layers]
-        given = share if isinstance(share, Mapping) else dict.fromkeys(names, share)
-        if set(given) != set(names):
-            wrong = sorted(set(given) ^ set(names))
-            raise ValueError(
-                f"share has other names than the protected layers ({wrong}); give one share for "
-                f"each of {names}"
-            )
-        for value in given.values() if self._hard else ():
-            if not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ValueError(f"share={value!r} is invalid: expected a number in [0, 1]")
+        self._shares = {} if share is None else shares_by_layer(share, self._network.names)
         self._share = share
-        self._shares = {name: float(value) for name, value in given.items() if value is not None}
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -228,20 +217,17 @@ class Preserver:
 
         A trainer that starts the processes itself can set them before the first task ends.
         """
-        return self._group
+        return self._network.group
 
     @process_group.setter
     def process_group(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
+        self._network.group = group
         self._check_rank()
 
     @property
     def protected(self) -> dict[str, tuple[str, ...]]:
         """Layer name to the names of its parameters."""
-        names = {p: name for name, p in unwrapped(self.model).named_parameters()}
-        return {
-            layer.name: tuple(names[p] for p in layer.parameters.values()) for layer in self._layers
-        }
+        return self._network.protected()
 
     @property
     def unprotected(self) -> dict[str, str]:
@@ -250,16 +236,15 @@ class Preserver:
         After the first task it also names layers whose inputs no task has observed: the heads of
         later tasks, for example, or a layer whose weight is used without calling its module.
         """
-        unknown = [layer for layer in self._layers if self.tasks and not layer.old.known]
-        members = {p: layer for layer in unknown for p in layer.parameters.values()}
-        names = {p: name for name, p in unwrapped(self.model).named_parameters()}
-        return self._unprotected | {
-            names[p]: _UNSEEN if self._records(layer) else _FROZEN for p, layer in members.items()
-        }
+        return self._network.unprotected(started=self.tasks > 0)
 
     @property
     def memory(self) -> MemoryReport:
-        """Bytes per layer; ``print(preserver.memory)`` prints a table."""
+        """Bytes per layer that are in use; ``print(preserver.memory)`` prints a table.
+
+        A layer with n inputs takes n² numbers for S and as many for its factor, and n² in float64
+        while a task is observed. Memory that layers share counts for the first one.
+        """
         return MemoryReport.of(self._layers)
 
     @contextmanager
@@ -297,7 +282,7 @@ class Preserver:
             raise RuntimeError("observe() is active already: inputs would be counted twice")
         self._observing = True
         try:
-            with recording([layer for layer in self._layers if self._records(layer)], mask):
+            with self._network.recording(mask):
                 yield
         finally:
             self._observing = False
@@ -310,10 +295,7 @@ class Preserver:
         the knowledge of a pretrained model are a task like any other: observe and consolidate them
         before the first step.
         """
-        group = group_of(self.model, self._group)
-        if group is not None:
-            add_up([layer for layer in self._layers if self._records(layer)], group)
-        observed = [layer for layer in self._layers if layer.moments.count]
+        observed = self._network.observed()
         if not observed:
             raise RuntimeError(
                 "no inputs were observed since the last task; run forward passes inside of "
@@ -324,11 +306,10 @@ class Preserver:
                 layer.consolidate_hard(self._shares[layer.name], self.importance)
             else:
                 layer.consolidate_soft(scaled=self.scaled)
-        self._share_equal()
+        self._network.share_equal()
         self.tasks += 1
 
     @eager
-    @torch.no_grad()
     def apply(self) -> None:
         """Replace the gradient in ``.grad`` by the update w, in place.
 
@@ -346,7 +327,7 @@ class Preserver:
                 "the preserver is attached to an optimizer, which applies it in each step: remove "
                 "the call of apply(), or the handle that attach() returned"
             )
-        self._apply(None)
+        self._network.project(self._strength, None)
 
     def attach(self, optimizer: Optimizer) -> Handle:
         """Apply the preserver in each step of an optimizer, for example inside of a trainer.
@@ -384,72 +365,34 @@ class Preserver:
         return {
             "tasks": self.tasks,
             "hard": self._hard,
-            "layers": {layer.name: layer.state_dict() for layer in self._layers},
+            "layers": self._network.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a :meth:`state_dict`, into a preserver with the same layers and options."""
-        mine = [layer.name for layer in self._layers]
-        if list(state["layers"]) != mine:
-            raise ValueError(
-                f"state has the layers {list(state['layers'])} and the preserver {mine}; build the "
-                "model and the preserver as they were"
-            )
+        missing = [key for key in ("tasks", "hard", "layers") if key not in state]
+        if missing:
+            raise ValueError(f"state has no {missing}: pass the state_dict() of a Preserver")
         if state["hard"] != self._hard:
             kinds = {True: "share", False: "strength"}
             raise ValueError(
                 f"state was made with a {kinds[state['hard']]} and the preserver has a "
                 f"{kinds[self._hard]}; build the preserver as it was"
             )
-        for layer in self._layers:
-            layer.load_state_dict(state["layers"][layer.name])
-        self._share_equal()
+        self._network.load_state_dict(state["layers"])
         self.tasks = state["tasks"]
 
-    @torch.no_grad()
-    def _apply(self, parameters: set[nn.Parameter] | None) -> None:
-        """Change the gradients of some parameters, or of all."""
-        # Processes of one model must not differ by the rounding of two ways to the same step.
-        alone = group_of(self.model, self._group) is None
-        for layer in self._layers:
-            grads = layer.parts(
-                {
-                    name: p.grad
-                    for name, p in layer.parameters.items()
-                    if p.grad is not None and (parameters is None or p in parameters)
-                }
-            )
-            self._project(layer, grads.get("weight"), grads.get("bias"))
-            if grads and alone:
-                layer.watch(self._strength)
+    def _apply(self, parameters: set[nn.Parameter]) -> None:
+        self._network.project(self._strength, parameters)
 
     def _project(self, layer: Protected, weight: Tensor | None, bias: Tensor | None) -> None:
         layer.project(weight, bias, self._strength)
 
-    def _share_equal(self) -> None:
-        """Let layers with equal old inputs share their memory and their operator."""
-        for layer, old in zip(self._layers, shared(each.old for each in self._layers), strict=True):
-            layer.old = old
-
     def _check_rank(self) -> None:
         if self.rank is None:
             return
-        if self._hard or group_of(self.model, self._group) is not None:
+        if self._hard or self._network.processes is not None:
             raise ValueError(
                 f"rank={self.rank!r} is for the soft form in one process: use a strength instead "
                 "of a share, and a model that is not distributed"
             )
-
-    def _records(self, layer: Protected) -> bool:
-        """Whether inputs of a layer are recorded."""
-        return self._named or layer.trainable
-
-
-def _checked_importance(importance: float | None, hard: bool) -> float | None:
-    if importance is None:
-        return None
-    if not hard:
-        raise ValueError(f"importance={importance!r} needs a share: it weights the hard projection")
-    if not 0 <= importance < math.inf:
-        raise ValueError(f"importance={importance!r} is invalid: expected a finite number >= 0")
-    return importance

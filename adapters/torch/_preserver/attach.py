@@ -36,6 +36,12 @@ class Handle:
             hook.remove()
         self._hooks = []
 
+    def __repr__(self) -> str:
+        optimizer = self.optimizer
+        if optimizer is None:
+            return "Handle(removed)"
+        return f"Handle(attached to {type(optimizer).__name__})"
+
     def __enter__(self) -> Handle:
         return self
 

@@ -102,8 +102,9 @@ def test_a_removed_handle_changes_nothing_any_more():
     model = mlp(4, 3, 2)
     preserver = ended(model, torch.randn(5, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with preserver.attach(optimizer):
-        pass
+    with preserver.attach(optimizer) as handle:
+        assert repr(handle) == "Handle(attached to SGD)"
+    assert repr(handle) == "Handle(removed)"
     grads, before = fill(model), [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     for p, old, g in zip(model.parameters(), before, grads.values(), strict=True):

@@ -107,8 +107,12 @@ class TestChoice:
         assert preserver.memory["0"] > 0
 
     def test_a_model_without_supported_layers(self):
-        with pytest.raises(ValueError, match="no layer"):
+        with pytest.raises(
+            ValueError, match=r"no layer .*: weight: PReLU is not a supported layer"
+        ):
             Preserver(nn.PReLU())
+        with pytest.raises(ValueError, match="the model has no parameters"):
+            Preserver(nn.ReLU())
 
     def test_lazy_modules(self):
         with pytest.raises(ValueError, match="LazyLinear is lazy"):
@@ -170,6 +174,8 @@ class TestState:
             Preserver(mlp(4, 3, 2), share=0.9).load_state_dict(state)
         with pytest.raises(ValueError, match=r"layer '0' has a tensor of shape"):
             Preserver(mlp(5, 3, 2)).load_state_dict(state)
+        with pytest.raises(ValueError, match=r"state has no \['tasks', 'hard', 'layers'\]"):
+            Preserver(mlp(4, 3, 2)).load_state_dict(mlp(4, 3, 2).state_dict())
 
     def test_the_model_may_change_its_dtype(self):
         model = mlp(4, 3, 2)
@@ -212,7 +218,7 @@ class TestReports:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("strength", [-1.0, math.nan])
+    @pytest.mark.parametrize("strength", [-1.0, math.nan, "1", None])
     def test_strength(self, strength):
         with pytest.raises(ValueError, match=r"strength=.* is invalid: expected a number >= 0"):
             Preserver(mlp(4, 3, 2), strength=strength)
