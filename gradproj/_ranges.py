@@ -42,8 +42,9 @@ def fitting_factors(
 ) -> list[float] | None:
     """Return powers of two by which to multiply each layer whose squares do not fit into float64.
 
-    A common factor of g and G leaves the coefficients of every method as they are. None if all
-    layers fit, as they nearly always do.
+    A common factor of g and G leaves the coefficients of every method without a ridge as they are.
+    A ridge is not scaled with them, so it is too small for gradients shorter than 1e-140. None if
+    all layers fit, as they nearly always do.
     """
     if g[0].dtype != xp.float64:  # squares of smaller dtypes always fit
         return None
