@@ -10,6 +10,7 @@ from gradproj.experiments.reports.collect import TUNING, collect
 from gradproj.experiments.reports.content import build
 from gradproj.experiments.reports.export import export, write_readme
 from gradproj.experiments.reports.notes import FILE, read_notes
+from gradproj.experiments.reports.render.files import write_figures, write_tables
 from gradproj.experiments.reports.render.page import write_report
 
 __all__ = ["configure", "execute"]
@@ -36,6 +37,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help=f"reasons for differences; {FILE} in --results or in the first of RUNS if left out",
     )
+    parser.add_argument("--csv", action="store_true", help="write each table to OUT/tables as CSV")
+    parser.add_argument(
+        "--latex", action="store_true", help="write each table to OUT/tables as LaTeX"
+    )
+    parser.add_argument(
+        "--figures",
+        metavar="FORMAT",
+        help="write each figure to OUT/figures, for example as svg, png or pdf",
+    )
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -56,12 +66,20 @@ def execute(args: argparse.Namespace) -> int:
             if not kept and not args.results.exists():
                 raise ValueError(f"RUNS has no finished run to keep in {args.results}")
         print(write_readme(args.results))
-    out = args.out or (None if args.results else Path("report"))
+    as_files = args.csv or args.latex or args.figures
+    out = args.out or (None if args.results and not as_files else Path("report"))
     if out is not None:
         notes = args.notes or (args.results or runs[0]) / FILE
         tuning = all(path.name == TUNING for path in runs)
         report = build(collection, read_notes(notes), beside_paper=not tuning)
         print("\n".join(map(str, write_report(report, out))))
+        for kind, wanted in (("csv", args.csv), ("tex", args.latex)):
+            if wanted:
+                written = write_tables(report, out / "tables", kind)
+                print(f"{out / 'tables'}: {len(written)} .{kind} files")
+        if args.figures:
+            written = write_figures(report, out / "figures", args.figures)
+            print(f"{out / 'figures'}: {len(written)} .{args.figures} files")
     for problem in collection.problems:
         print(f"not read: {problem}")
     return 0

@@ -130,4 +130,4 @@ def runs(tmp_path):
 @pytest.fixture
 def no_figures(monkeypatch):
     """Pages without figures, which take most of the time."""
-    monkeypatch.setattr("gradproj.experiments.reports.render.page.FIGURES", {})
+    monkeypatch.setattr("gradproj.experiments.reports.figures.of_table.FIGURES", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gradproj.experiments.reports import paper
 from gradproj.experiments.reports.comparison import Comparison, compare, compare_at_best_rate
@@ -64,14 +65,13 @@ def overview_tables(rows: Sequence[Row]) -> list[Table]:
         (
             "Compared with replay alone",
             "The control replays the same stored samples with the same weight γ, w = g + γ Σ gᵢ, "
-            "and has no constraint. The difference is the effect of the projection. "
-            f"{ABOUT_BEST}",
+            "and has no constraint. The difference is the effect of the projection.",
             True,
         ),
         (
             "Compared with fine-tuning",
             "These methods replay nothing. The control is fine-tuning (Single) at the same "
-            f"learning rate. {ABOUT_BEST}",
+            "learning rate.",
             False,
         ),
     ):
@@ -123,7 +123,8 @@ def _table(
     lines = [_line(*entry, end) for entry, end in zip(found, ends, strict=True)]
     comparisons = tuple(comparison for _, _, comparison in found)
     table = Table(title, columns, tuple(lines), about, comparisons=comparisons)
-    return table.without_empty("γ", "λ", "paper ACC", BEST)
+    table = table.without_empty("γ", "λ", "paper ACC", BEST)
+    return replace(table, about=f"{about} {ABOUT_BEST}") if BEST in table.columns else table
 
 
 def _line(start: tuple[str, ...], row: Row, comparison: Comparison, end: tuple[str, ...]) -> Line:

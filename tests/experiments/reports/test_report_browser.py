@@ -74,3 +74,32 @@ def test_the_page_is_drawn(page, tmp_path):
     with Image.open(shot) as image:
         assert image.width == 1200
         assert len(image.convert("RGB").getcolors(1 << 24)) > 100
+
+
+SORT = """
+<script>
+const table = [...document.querySelectorAll("table")].find((t) =>
+  t.tHead.rows[0].cells[0].textContent === "method" && t.textContent.includes("no run"));
+const heads = [...table.tHead.rows[0].cells];
+const column = heads.findIndex((head) => head.textContent === "paper ACC");
+const shown = () => [...table.tBodies[0].rows].map((row) => row.cells[column].textContent.trim());
+const seen = [];
+for (const _ of [1, 2]) {
+  heads[column].querySelector("button").click();
+  seen.push([heads[column].getAttribute("aria-sort"), shown()]);
+}
+document.title = JSON.stringify(seen);
+</script>
+"""
+
+
+def test_pressing_a_heading_sorts_by_its_numbers(page, tmp_path):
+    text = (page / "report.html").read_text().replace("</body>", SORT + "</body>")
+    (page / "sorted.html").write_text(text)
+    dom = browse(page / "sorted.html", tmp_path, "--dump-dom")
+    up, down = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom)[1]))
+    assert (up[0], down[0]) == ("ascending", "descending")
+    numbers = [float(cell.split()[0]) for cell in up[1]]
+    assert len(set(numbers)) > 3
+    assert numbers == sorted(numbers)
+    assert [float(cell.split()[0]) for cell in down[1]] == sorted(numbers, reverse=True)

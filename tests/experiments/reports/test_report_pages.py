@@ -27,7 +27,7 @@ class Outside(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.fetched, self.ids, self.references = [], [], []
+        self.fetched, self.ids, self.references, self.scripts = [], [], [], 0
 
     def handle_starttag(self, tag, attrs):
         for key, value in attrs:
@@ -35,8 +35,9 @@ class Outside(HTMLParser):
                 self.ids.append(value)
             elif key in ("src", "href", "xlink:href"):
                 (self.references if value.startswith("#") else self.fetched).append(value)
-        if tag in ("script", "link", "iframe"):
+        if tag in ("link", "iframe"):
             self.fetched.append(tag)
+        self.scripts += tag == "script"
 
 
 def test_the_page_needs_nothing_else(runs):
@@ -64,6 +65,7 @@ def test_names_in_a_run_are_shown_as_they_are(tmp_path):
     seen.feed(page)
     assert [value for value in seen.fetched if not value.startswith("data:")] == []
     assert html.escape(f"Average accuracy over tasks: {name} (domain") in page
+    assert seen.scripts == 1  # the page's own
 
 
 def test_a_page_of_many_rows_is_drawn(tmp_path):
@@ -162,7 +164,7 @@ def test_the_command_writes_page_tables_and_files(runs, tmp_path, capsys):
     out, kept = tmp_path / "out", tmp_path / "kept"
     assert cli.main(["report", str(runs), "--out", str(out), "--results", str(kept)]) == 0
     assert (out / "report.html").read_text().startswith("<!doctype html>")
-    assert (out / "report.md").read_text().startswith("# Runs beside the paper\n")
+    assert (out / "report.md").read_text().startswith("# Continual learning: report of runs\n")
     first = (kept / "README.md").read_text()
     assert "7 runs kept" in capsys.readouterr().out
     assert cli.main(["report", "--results", str(kept)]) == 0
