@@ -136,7 +136,6 @@ NOT_YET_CLEAN: tuple[str, ...] = (
     "experiments/runs/record.py",
     "experiments/runs/resolve.py",
     "experiments/runs/runner.py",
-    "experiments/runs/tensorboard.py",
     "experiments/runs/training.py",
     "pyproject.toml",
     "results/README.md",

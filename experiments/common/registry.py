@@ -74,8 +74,12 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     return f"{what} '{word}' is not known; {cure}"
 
 
-def lookup(name: str, known: Mapping[str, T], what: str) -> T:
-    """Return what a table holds under `name`; the error names the nearest one.
+def lookup(
+    name: str, known: Mapping[str, T], what: str, *, also: Iterable[str] = (), hint: str = ""
+) -> T:
+    """Return the entry of a table; the error for an unknown name suggests the nearest one.
+
+    `also` are names that may have been meant and are not in the table; `hint` follows the message.
 
     Examples
     --------
@@ -85,7 +89,7 @@ def lookup(name: str, known: Mapping[str, T], what: str) -> T:
     gradproj.experiments.common.errors.ConfigError: method 'gme' is not known; did you mean 'gem'?
     """
     if name not in known:
-        raise ConfigError(nearest(name, known, what))
+        raise ConfigError(" ".join([nearest(name, [*known, *also], what), hint]).rstrip())
     return known[name]
 
 

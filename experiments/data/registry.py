@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gradproj.experiments.common.registry import nearest
+from gradproj.experiments.common.registry import lookup
 from gradproj.experiments.data.cifar import CIFAR10, CIFAR100
 from gradproj.experiments.data.dataset import Dataset
 from gradproj.experiments.data.digits import load_digits
@@ -58,7 +58,5 @@ def load(
 
 
 def find_source(name: str) -> Source:
-    """Look up a downloadable data set; an unknown name is told its nearest neighbour."""
-    if name not in SOURCES:
-        raise ValueError(nearest(name, ["digits", *SOURCES], "data set"))
-    return SOURCES[name]
+    """Return a downloadable data set; the error for an unknown name suggests the nearest one."""
+    return lookup(name, SOURCES, "data set", also=["digits"])

@@ -20,9 +20,12 @@ from gradproj.experiments.runs.evaluation import (
     summarise,
     task_accuracies,
 )
-from gradproj.experiments.streams import Stream
+from gradproj.experiments.streams import Stream, Task
 
-__all__ = ["Record"]
+__all__ = ["Record", "guessed_classes"]
+
+# A loss within this share of that of guessing counts as equal to it.
+ROUNDING = 1e-3
 
 
 @dataclass
@@ -37,6 +40,8 @@ class Record:
         Accuracy on each task (column) after each task (row); `averaged` with averaged weights.
     confusion : list
         Where the task is unknown at test time: counts of classes by what they are taken for.
+    at_chance : list of int
+        Indices of tasks that were trained without learning anything; see `note_if_at_chance`.
     train_seconds, evaluation_seconds : float
     """
 
@@ -44,6 +49,7 @@ class Record:
     matrix: list[list[float]] = field(default_factory=list)
     averaged: list[list[float]] = field(default_factory=list)
     confusion: list[list[list[int]]] = field(default_factory=list)
+    at_chance: list[int] = field(default_factory=list)
     train_seconds: float = 0.0
     evaluation_seconds: float = 0.0
 
@@ -69,6 +75,22 @@ class Record:
                 self.averaged.append(evaluate(learner, stream, device))
                 learner.model = model
 
+    def note_if_at_chance(self, task: Task, loss: float, classes: int) -> bool:
+        """Record and return whether a task just evaluated was not learned.
+
+        That is so if its mean training loss is at least that of guessing, log(classes), and its
+        test accuracy is at most two standard errors above 1/classes. The loss alone does not tell:
+        methods may add other terms to it.
+        """
+        chance, samples = 1 / classes, len(task.testing)
+        highest = chance + 2 * math.sqrt(chance * (1 - chance) / samples)
+        accuracy = self.matrix[-1][task.index]
+        # One class cannot be confused with another.
+        stuck = classes > 1 and loss >= (1 - ROUNDING) * math.log(classes) and accuracy <= highest
+        if stuck:
+            self.at_chance.append(task.index)
+        return stuck
+
     def accuracy(self, task: int) -> float:
         """Mean accuracy on all tasks up to this one, as measured last."""
         row = self.matrix[-1][: task + 1]
@@ -80,6 +102,7 @@ class Record:
         result: dict[str, Any] = {
             "accuracy_matrix": _jsonable(self.matrix),
             "baseline": self.baseline,
+            "at_chance": self.at_chance,
             "metrics": summarise(self.matrix, self.baseline, sizes),
             "train_seconds": round(self.train_seconds, 3),
             "evaluation_seconds": round(self.evaluation_seconds, 3),
@@ -98,6 +121,12 @@ class Record:
         start = time.perf_counter()
         yield
         self.evaluation_seconds += time.perf_counter() - start
+
+
+def guessed_classes(task: Task, scenario: str) -> int:
+    """Return the number of classes that compete when the task has just been learned."""
+    outputs = task.outputs
+    return int(outputs.stop - (0 if scenario == "class" else outputs.start))
 
 
 def _jsonable(matrix: list[list[float]]) -> list[list[float | None]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradproj.experiments.common.errors import RunError
-from gradproj.experiments.runs.events import Event
+from gradproj.experiments.runs.events import ENDINGS, Event
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -25,17 +25,18 @@ class TensorBoard:
             raise RunError(
                 "tensorboard is not installed; pip install 'gradproj[tensorboard]'"
             ) from error
-        # Only the first event tells where the run goes on; what was written from there on is void.
+        # The first event has the step at which the run starts or resumes. Values that an earlier
+        # process wrote for later steps are dropped.
         self._open = partial(SummaryWriter, str(folder / "tensorboard"))
         self._writer: SummaryWriter | None = None
 
     def __call__(self, event: Event) -> None:
-        """Write what the event holds."""
+        """Write the loss of a step or the accuracy after a task; close the files at the end."""
         if event.kind == "step":
             self._scalar("loss", float(event.loss), event.step)
         elif event.kind == "task":
             self._scalar("accuracy", event.accuracy, event.step)
-        elif self._writer is not None:
+        elif event.kind in ENDINGS and self._writer is not None:
             self._writer.close()
 
     def _scalar(self, name: str, value: float, step: int) -> None:

@@ -26,7 +26,7 @@ from gradproj.experiments.runs.environment import describe_environment
 from gradproj.experiments.runs.events import Event, ignore
 from gradproj.experiments.runs.folder import RunFolder
 from gradproj.experiments.runs.log import StepLog
-from gradproj.experiments.runs.record import Record
+from gradproj.experiments.runs.record import Record, guessed_classes
 from gradproj.experiments.runs.resolve import differences
 from gradproj.experiments.runs.signals import deferred_signals, never
 from gradproj.experiments.streams import Stream, Task
@@ -91,6 +91,9 @@ class Run:
         self.position = Position()
         self.record = Record()
         self._loss: Tensor | float | None = None
+        # The sum of the losses of the current task.
+        self._losses: Tensor | float = 0.0
+        self._task_steps = 0
         self._stop = False
         self._readable = False
 
@@ -123,9 +126,26 @@ class Run:
             if self._loss is not None and not math.isfinite(self._loss):
                 raise self._diverged(f"its loss is {float(self._loss)}")
             self._evaluate(task)
+            self._warn_at_chance(task)
             total = self.position.total
             self.position = Position(task=task.index + 1, total=total)
             self._maybe_checkpoint()
+
+    def _warn_at_chance(self, task: Task) -> None:
+        """Record a task that was trained without learning anything, and say so."""
+        losses, steps = float(self._losses), self._task_steps
+        self._losses, self._task_steps = 0.0, 0
+        if steps == 0 or not self.learner.ready():
+            return
+        classes = guessed_classes(task, self.stream.scenario)
+        if self.record.note_if_at_chance(task, losses / steps, classes):
+            accuracy = self.record.matrix[-1][task.index]
+            message = (
+                f"task {task.index + 1} was not learned: its mean loss {losses / steps:.4g} and "
+                f"its accuracy {accuracy:.4g} are not better than guessing one of {classes} "
+                f"classes; try another lr (now {self.config.lr:g}) or more epochs"
+            )
+            self._tell(Event(kind="notice", message=message))
 
     def _diverged(self, sign: str) -> RunError:
         at, rate = self.position, self.config.lr
@@ -185,6 +205,8 @@ class Run:
 
     def _log(self, task: Task, phase: Phase, step: Step, seconds: float, done: float) -> None:
         at, self._loss = self.position, step.loss
+        self._losses = self._losses + step.loss
+        self._task_steps += 1
         row: dict[str, Any] = {"step": at.total, "task": task.index, "phase": phase.name}
         row |= {"epoch": at.epoch, "loss": step.loss}
         if step.corrected is not None:
@@ -275,6 +297,7 @@ class Run:
                 "order": self.order.get_state(),
                 "rng": seeds.global_state(),
                 "loss": None if self._loss is None else float(self._loss),
+                "task_losses": (float(self._losses), self._task_steps),
                 "log": log,
             }
         )
@@ -312,6 +335,8 @@ class Run:
         self.order.set_state(state["order"])
         seeds.restore_global_state(state["rng"])
         self._loss = state["loss"]
+        # Checkpoints of earlier versions lack it.
+        self._losses, self._task_steps = state.get("task_losses", (0.0, 0))
         return int(state["log"]["bytes"])
 
     def _request_stop(self) -> None:

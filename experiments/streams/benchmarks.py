@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gradproj.experiments.common.registry import is_own, load_object, nearest
+from gradproj.experiments.common.registry import is_own, load_object, lookup, nearest
 from gradproj.experiments.data import Dataset, hold_out, load
 from gradproj.experiments.streams.builders import permuted, rotated, split
 from gradproj.experiments.streams.stream import Stream
@@ -193,9 +193,7 @@ _TORCHVISION = (
 
 
 def _find(name: str, given: bool) -> Benchmark:
-    if name in BENCHMARKS:
-        return BENCHMARKS[name]
     kind, colon, cls = name.partition(":")
     if kind in _BUILDERS and (cls if colon else given):
         return Benchmark(kind, f"torchvision:{cls}")
-    raise ValueError(f"{nearest(name, BENCHMARKS, 'benchmark')} {_TORCHVISION}")
+    return lookup(name, BENCHMARKS, "benchmark", hint=_TORCHVISION)

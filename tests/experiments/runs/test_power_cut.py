@@ -7,6 +7,7 @@ import pytest
 from support.power import Disk, lay_out
 from support.running import QUICK, finish, result_of, steps_of
 
+from gradproj.experiments.common import files
 from gradproj.experiments.common.errors import RunError
 from gradproj.experiments.runs.checkpoint import Checkpoints
 from gradproj.experiments.runs.folder import RunFolder
@@ -157,3 +158,11 @@ def test_without_any_usable_checkpoint_a_run_begins_again_and_says_so(stopped, t
     assert notice.startswith("checkpoint.pt is not used: its checksum does not match; checkpoint.p")
     assert notice.endswith("resumes from the beginning")
     assert_equal(tmp_path / "run", whole)
+
+
+def test_the_names_of_new_folders_are_synced_up_to_the_first_that_existed(tmp_path, monkeypatch):
+    """Otherwise a power cut leaves no folder, whatever was synced inside it."""
+    synced = []
+    monkeypatch.setattr(files, "sync_folder", synced.append)
+    files.make_folder(tmp_path / "out" / "benchmark" / "seed-0")
+    assert set(synced) == {tmp_path, tmp_path / "out", tmp_path / "out" / "benchmark"}

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support.running import QUICK, SPLIT, finish, result_of, steps_of
+from support.running import QUICK, SPLIT, finish, result_of, steps_of, stop_at
 from support.toy import toy_learner
 
 from gradproj.experiments import methods
@@ -14,6 +14,7 @@ from gradproj.experiments.common.errors import RunError
 from gradproj.experiments.runs import metrics, runner
 from gradproj.experiments.runs.evaluation import evaluate, summarise
 from gradproj.experiments.runs.folder import RunFolder
+from gradproj.experiments.runs.record import Record, guessed_classes
 from gradproj.experiments.runs.resolve import resolve
 from gradproj.experiments.runs.runner import run
 from gradproj.experiments.runs.training import Run
@@ -191,3 +192,39 @@ def test_progress_is_told_by_the_samples_a_task_takes(method, options, shares, t
     assert [e.fraction for e in told if e.kind == "task"] == pytest.approx(shares)
     steps = [e.fraction for e in told if e.kind == "step"]
     assert steps == sorted(steps)
+
+
+def test_a_task_that_was_not_learned_is_noted_also_after_resuming(tmp_path):
+    values = {**QUICK, "lr": 10.0}
+    events = []
+    whole = finish(values, tmp_path / "whole", report=events.append)
+    notices = [event.message for event in events if event.kind == "notice"]
+    assert whole["at_chance"] == [0, 1, 2]
+    assert notices[1].startswith("task 2 was not learned: its mean loss ")
+    assert "guessing one of 10 classes; try another lr (now 10) or more epochs" in notices[1]
+    stop_at(values, tmp_path / "stopped", step=6)
+    assert finish(values, tmp_path / "stopped", resume=True)["at_chance"] == whole["at_chance"]
+    learned = {**QUICK, "stream": {"tasks": 2}, "network_options": {"hidden": [50]}}
+    assert finish(learned, tmp_path / "learned")["at_chance"] == []
+
+
+@pytest.mark.parametrize(
+    ("scenario", "loss", "accuracy", "expected"),
+    [
+        ("domain", 2.31, 0.1, True),
+        ("domain", 2.3025, 0.1, True),  # log(10) but for rounding
+        ("domain", 2.2, 0.1, False),
+        ("domain", 2.31, 0.3, False),  # A method may add other terms to its loss.
+        ("task", 0.7, 0.5, True),  # one of 2 classes
+        ("task", 0.7, 0.9, False),
+        ("class", 1.0, 0.25, False),
+        ("class", 1.4, 0.25, True),  # one of the 4 classes seen so far
+    ],
+)
+def test_chance_depends_on_the_classes_that_compete(scenario, loss, accuracy, expected):
+    names = {"domain": "permuted-digits", "task": "split-digits", "class": "class-digits"}
+    task = benchmarks.build(names[scenario]).tasks[1]
+    record = Record(matrix=[[1.0, 0.0], [1.0, accuracy]])
+    classes = guessed_classes(task, scenario)
+    assert record.note_if_at_chance(task, loss, classes) is expected
+    assert record.at_chance == ([1] if expected else [])

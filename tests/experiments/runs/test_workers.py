@@ -61,7 +61,7 @@ def test_a_killed_run_is_started_again_and_a_failing_one_shows_its_error(tmp_pat
     events = []
     *finished, abort = run_in_processes(jobs, events.append, workers=1)
     assert [outcome.kind for outcome in finished] == ["finished"] * 3
-    first, second = (event for event in events if event.kind == "notice")
+    first, second = (event for event in events if "was killed" in event.message)
     assert (first.run, second.run) == ("SIGKILL", "SIGTERM")
     restarted = "; it continues from its last checkpoint (1 of 3)"
     assert first.message == f"its process was killed (exit code -9){restarted}"
