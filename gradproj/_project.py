@@ -93,7 +93,7 @@ def project(
         Return a :class:`Projection` with diagnostics instead of the update alone.
     precise : bool
         Compute float32 gradients in float64 and round once, in about twice the time. It helps where
-        the old gradients are nearly dependent: see "How precise" in the README.
+        the old gradients are nearly dependent: see docs/precision-and-speed.md.
 
     Returns
     -------

@@ -1,8 +1,7 @@
-"""The examples in the documentation are run: every module's, and the README's."""
+"""The examples in the docstrings of every module are run."""
 
 import doctest
 import importlib
-import re
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,3 @@ def test_core(module):
 def test_torch(module):
     pytest.importorskip("torch", reason="torch is not installed")
     run(module)
-
-
-def test_readme_of_torch_and_core(capsys):
-    pytest.importorskip("torch", reason="torch is not installed")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
-    assert len(blocks) >= 2
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
-    assert capsys.readouterr().out
