@@ -119,6 +119,8 @@ def part(module: str) -> str:
     names = module.split(".")[1:]
     if names[:1] == ["adapters"]:
         return ".".join(names[:2])
+    if names == ["__main__"]:  # The entry point, above everything.
+        return "__main__"
     return "experiments" if names[:1] == ["experiments"] else "core"
 
 
@@ -137,6 +139,7 @@ def wrong_direction() -> set[str]:
     """Core below the adapter of torch, that below other adapters and experiments; no framework."""
     below = {"core": {"core"}, "adapters": {"adapters"}}
     below["adapters.torch"] = {"core", "adapters.torch"}
+    below["__main__"] = {"experiments"}
     frameworks = ("torch", "cupy", "jax")
     wrong = {
         edge(found)

@@ -1,4 +1,4 @@
-"""The command `gradproj`; each of its commands is a module."""
+"""The command line `gradproj`, with one module per command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOPPED = "gradproj: stopped"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, as the help of the command line lists them."""
     try:
-        # Everything else is imported in here: outside of it, Ctrl-C would show a traceback.
+        # Import everything else inside, because Ctrl-C outside would show a traceback.
         with ended_at_once(STOPPED):
             output = import_module(f"{__name__}.output")
             commands = import_module(f"{__name__}.commands")
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args = commands.parse(sys.argv[1:] if argv is None else argv)
             return int(args.execute(args))
     except (ValueError, OSError) as error:
-        # Wrong input has a message of its own; a traceback would only hide it.
+        # The message explains wrong input; a traceback would hide it.
         print(f"gradproj: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

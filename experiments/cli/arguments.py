@@ -1,39 +1,121 @@
-"""What several commands share: types of arguments, and tables that are printed whole."""
+"""Arguments that several commands share, and the layout of their help texts."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-__all__ = ["add_jobs", "at_least_one", "print_whole"]
+__all__ = ["HelpFormatter", "add_data_dir", "add_jobs", "add_seeds", "add_set", "whole_number"]
 
 
-def at_least_one(text: str) -> int:
-    """Read a whole number above 0, as a type of argparse."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is too small; use 1 or more")
-    return number
+class HelpFormatter(argparse.HelpFormatter):
+    """Adds its default to the help of each option, unless the text already states it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        default = action.default
+        if (
+            not action.option_strings
+            or default in (None, False, argparse.SUPPRESS)
+            or ("default" in text)
+        ):
+            return text
+        many = isinstance(default, Sequence) and not isinstance(default, str)
+        shown = " ".join(map(str, default)) if many else str(default)
+        return f"{text} (default: {shown.replace('%', '%%') or 'none'})"
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Make a type for argparse that reads whole numbers.
+
+    Examples
+    --------
+    >>> whole_number(1)("3")
+    3
+    """
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is too small; use a number >= {least}")
+        return number
+
+    return read
+
+
+def number(
+    above: float | None = None, least: float | None = None, most: float = math.inf
+) -> Callable[[str], float]:
+    """Make a type for argparse that reads finite numbers of a range.
+
+    Examples
+    --------
+    >>> number(above=0, most=1)("0.9")
+    0.9
+    """
+    limits = [f"> {above:g}"] if above is not None else []
+    limits += [f">= {least:g}"] if least is not None else []
+    limits += [f"<= {most:g}"] if most < math.inf else []
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        inside = value <= most and (above is None or value > above)
+        if not (math.isfinite(value) and inside and (least is None or value >= least)):
+            raise argparse.ArgumentTypeError(
+                f"{text} is out of range; use a number {' and '.join(limits)}"
+            )
+        return value
+
+    return read
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Declare --jobs."""
     parser.add_argument(
         "--jobs",
-        type=at_least_one,
+        type=whole_number(1),
         metavar="N",
-        help="runs at a time; one for each core by default",
+        help="number of runs at the same time (default: one per core)",
     )
 
 
-def print_whole(console: Console, table: Table) -> None:
-    """Print a table at its full width: a line too long is folded, a number cut is lost."""
-    needed = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-    before, console.width = console.width, max(console.width, needed)
-    console.print(table)
-    console.width = before
+def add_seeds(
+    parser: argparse.ArgumentParser,
+    default: Sequence[int],
+    read: Callable[[str], int] | None = None,
+) -> None:
+    """Declare --seeds."""
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=read or whole_number(0),
+        default=list(default),
+        metavar="N",
+        help="random seeds; every configuration is run once per seed",
+    )
+
+
+def add_set(parser: argparse.ArgumentParser, text: str) -> None:
+    """Declare --set."""
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text
+    )
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+    """Declare --data-dir."""
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the data sets, which are downloaded to it if they are missing "
+        "(default: $GRADPROJ_DATA, or the user's cache)",
+    )

@@ -7,11 +7,14 @@ that. A test compares the catalogue with the imported objects.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Entry", "benchmarks", "methods", "networks"]
+__all__ = ["Entry", "Source", "benchmarks", "methods", "networks"]
 
 EXPERIMENTS = Path(str(files("gradproj.experiments")))
 
@@ -26,15 +29,31 @@ class Entry:
     options: tuple[str, ...]
 
 
-def benchmarks() -> list[str]:
-    """Return the names of the benchmarks.
+@dataclass(frozen=True)
+class Source:
+    """A benchmark: how its tasks are made, from which data set, and with which options."""
+
+    kind: str
+    dataset: str
+    options: Mapping[str, Any]
+
+
+@cache
+def benchmarks() -> dict[str, Source]:
+    """Return the benchmarks by name.
 
     Examples
     --------
-    >>> "split-cifar10" in benchmarks()
-    True
+    >>> benchmarks()["split-mnist"]
+    Source(kind='split', dataset='mnist', options={'tasks': 5})
     """
-    return _keys(EXPERIMENTS / "streams" / "benchmarks.py", "BENCHMARKS")
+    table = _table(EXPERIMENTS / "streams" / "benchmarks.py", "BENCHMARKS")
+    found = {}
+    for name, call in table.items():
+        assert isinstance(call, ast.Call)
+        kind, dataset, *options = map(ast.literal_eval, call.args)
+        found[name] = Source(kind, dataset, options[0] if options else {})
+    return found
 
 
 def networks() -> list[str]:
@@ -45,16 +64,17 @@ def networks() -> list[str]:
     >>> "mlp" in networks()
     True
     """
-    return _keys(EXPERIMENTS / "networks" / "__init__.py", "NETWORKS")
+    return list(_table(EXPERIMENTS / "networks" / "__init__.py", "NETWORKS"))
 
 
+@cache
 def methods() -> list[Entry]:
     """Return the methods, sorted by name.
 
     Examples
     --------
-    >>> next(each.options for each in methods() if each.name == "gem")
-    ('strength',)
+    >>> next(each.options for each in methods() if each.name == "tinyer")
+    ('batch',)
     """
     classes = _classes(EXPERIMENTS / "methods")
     found = []
@@ -126,10 +146,11 @@ def _fields(options: _Class | None, classes: list[_Class]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in reversed(lineage) for name in each.annotated))
 
 
-def _keys(path: Path, table: str) -> list[str]:
-    value = _assigned(ast.parse(path.read_text(encoding="utf-8")).body)[table]
+def _table(path: Path, name: str) -> dict[str, ast.expr]:
+    value = _assigned(ast.parse(path.read_text(encoding="utf-8")).body)[name]
     assert isinstance(value, ast.Dict)
-    return [ast.literal_eval(key) for key in value.keys if key is not None]
+    keys = [ast.literal_eval(key) for key in value.keys if key is not None]
+    return dict(zip(keys, value.values, strict=True))
 
 
 def _assigned(body: list[ast.stmt]) -> dict[str, ast.expr]:

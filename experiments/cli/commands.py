@@ -1,18 +1,23 @@
-"""The table of commands, and what turns the words of a command line into a call."""
+"""The table of commands, and the parser that turns a command line into a call."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import NoReturn
 
-__all__ = ["COMMANDS", "parse"]
+from gradproj.experiments.cli.arguments import HelpFormatter
+
+__all__ = ["COMMANDS", "make_parser", "parse"]
 
 # A command is a module with configure(parser) and execute(args) -> exit code, and a line of help.
 COMMANDS = {
     "run": (
         "gradproj.experiments.cli.run",
-        "train and evaluate; results go to a folder for each run",
+        "train and evaluate, with one folder of results per run",
     ),
     "list": (
         "gradproj.experiments.cli.list",
@@ -24,42 +29,78 @@ COMMANDS = {
     ),
     "report": (
         "gradproj.experiments.cli.report",
-        "set runs beside the paper's numbers: a page with figures, tables in Markdown, small files",
+        "compare runs with the paper's numbers: a page with figures, and tables in Markdown",
     ),
     "figure": (
         "gradproj.experiments.cli.figure",
-        "draw one of the paper's figures, running what it needs",
+        "draw a figure of the paper or of a sweep, with the runs that it needs",
     ),
     "inspect": (
         "gradproj.experiments.cli.inspect",
-        "show each layer's gradients: norms, cosines, spectrum, to choose rank, strength, layers",
+        "show the gradients of each layer, to choose rank, strength and layers",
     ),
     "demo": (
         "gradproj.experiments.cli.demo",
-        "compare ours, GEM, A-GEM and fine-tuning on embedded data, with a table and a figure",
+        "compare fine-tuning, replay and two projections on embedded data, in about a minute",
+    ),
+    "completion": (
+        "gradproj.experiments.cli.completion",
+        "print a script that completes commands, options and presets in bash or zsh",
     ),
 }
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; `execute` of the result is the function that carries it out."""
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line; the usage line of a long command would hide them."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
+    """Make the parser of the command line, with the arguments of the `chosen` commands.
+
+    Only these commands are imported, because torch takes seconds to load.
+    """
+    parser = _Parser(
         prog="gradproj",
         description="Continual learning by gradient projection: experiments.",
         epilog="exit codes: 0 done, 1 something failed, 2 wrong input, 130 stopped by Ctrl-C, "
         "143 stopped by SIGTERM (--resume then continues the runs)",
+        formatter_class=HelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"gradproj {version('gradproj')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (path, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        # Only the command that is called is imported: torch takes seconds to load.
-        if name in argv[:1]:
+        command = commands.add_parser(
+            name, help=summary, description=summary, formatter_class=HelpFormatter
+        )
+        if name in chosen:
             try:
                 module = importlib.import_module(path)
             except ModuleNotFoundError as error:
                 parser.exit(
-                    2, f"gradproj: {error}; pip install 'gradproj[experiments]' brings it\n"
+                    2, f"gradproj: {error}; install it with pip install 'gradproj[experiments]'\n"
                 )
             module.configure(command)
             command.set_defaults(execute=module.execute)
-    return parser.parse_args(argv)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; `execute` of the result is the function that carries it out."""
+    parser = make_parser(argv[:1])
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        parser.error(f"command {argv[0]!r} is not known; {_cure(argv[0], COMMANDS)}")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        word = next((each for each in unknown if each.startswith("-")), unknown[0])
+        hidden = ("command", "execute", "engine")
+        known = [f"--{name.replace('_', '-')}" for name in vars(args) if name not in hidden]
+        parser.error(f"argument {word!r} is not known; {_cure(word, known)}")
+    return args
+
+
+def _cure(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"

@@ -1,9 +1,10 @@
-"""`gradproj data`: what is there, where, fetch it, check it."""
+"""`gradproj data`: list, fetch and verify data sets."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from gradproj.experiments.cli.arguments import add_data_dir
 from gradproj.experiments.common.errors import DataError
 from gradproj.experiments.data.files import data_dir
 from gradproj.experiments.data.registry import SOURCES, find_source, load
@@ -22,17 +23,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     >>> parser.parse_args(["fetch", "mnist"]).names
     ['mnist']
     """
-    parser.add_argument(
-        "--data-dir",
-        metavar="DIR",
-        help="data folder (default: $GRADPROJ_DATA, else the user's cache)",
-    )
+    add_data_dir(parser)
     parser.add_argument(
         "action",
         nargs="?",
         default="list",
         choices=("list", "where", "fetch", "verify"),
-        help="list: what is there; where: the data folder; fetch: download; verify: check files",
+        help="list the data sets, show where their folder is, fetch (download) them, or verify "
+        "their files (default: list)",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"data sets: {', '.join(SOURCES)} (default: all)"
@@ -52,9 +50,9 @@ def execute(args: argparse.Namespace) -> int:
         _list(sources, root)
         return 0
     if args.action == "fetch" and not args.names:
-        raise ValueError(f"names: say what to fetch: {', '.join(SOURCES)}")
+        raise ValueError(f"fetch needs the name of a data set: {', '.join(SOURCES)}")
     if embedded:
-        print("digits: embedded, always there; nothing to fetch or verify")
+        print("digits: embedded; nothing to fetch or verify")
     return _check(sources, root, fetch=args.action == "fetch")
 
 

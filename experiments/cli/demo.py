@@ -1,4 +1,4 @@
-"""`gradproj demo`: four methods on the embedded digits, in a minute or two."""
+"""`gradproj demo`: four methods on the embedded digits, in about a minute on two cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gradproj.experiments.cli.arguments import add_jobs
+from gradproj.experiments.cli.arguments import add_jobs, add_seeds
 from gradproj.experiments.cli.display import make_display
 from gradproj.experiments.reports.figures.demo import METHODS, collect, draw, tabulate
 from gradproj.experiments.runs.grid import execute_all
@@ -17,11 +17,22 @@ from gradproj.experiments.runs.signals import exit_code
 
 __all__ = ["configure", "execute", "run_demo"]
 
+NEXT = (
+    "Next: `gradproj run split-digits/replay split-digits/preserve --seeds 0 1 2` compares two of "
+    "them where each task has new classes; `gradproj list` shows what else there is."
+)
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--out", type=Path, default=Path("runs") / "demo", help="where results go")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs") / "demo",
+        metavar="DIR",
+        help="folder of the runs and of the figure",
+    )
+    add_seeds(parser, [0, 1, 2])
     add_jobs(parser)
 
 
@@ -37,7 +48,7 @@ def run_demo(
     workers: int | None = None,
     console: Console | None = None,
 ) -> int:
-    """Run what is not there yet, print the table, save the figure; return an exit code."""
+    """Execute the runs that are not finished, print the table, save the figure."""
     console = console or Console()
     jobs = make_jobs(
         [f"permuted-digits/{method}" for method in METHODS],
@@ -50,7 +61,7 @@ def run_demo(
         outcomes = execute_all(jobs, display, workers=workers)
     failed = [outcome for outcome in outcomes if outcome.kind not in ("finished", "skipped")]
     if any(outcome.kind == "interrupted" for outcome in failed):
-        console.print("stopped; the same command goes on from here", highlight=False)
+        console.print("stopped; the same command continues from here", highlight=False)
         return exit_code()
     for outcome in failed:
         console.print(f"{outcome.name}: {outcome.message}", markup=False, highlight=False)
@@ -61,4 +72,5 @@ def run_demo(
     figure = draw(results, out / "demo.png")
     said = f"accuracy of each task over time: {figure}"
     console.print(said, highlight=False, markup=False, soft_wrap=True)
+    console.print(NEXT, highlight=False, markup=False, soft_wrap=True)
     return 0

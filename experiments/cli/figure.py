@@ -1,4 +1,4 @@
-"""`gradproj figure`: figures of the paper and of sweeps, from runs that are there or are made."""
+"""`gradproj figure`: figures of the paper and of sweeps; missing runs are executed first."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from gradproj.experiments.cli.arguments import add_jobs, print_whole
+from gradproj.experiments.cli.arguments import (
+    add_data_dir,
+    add_jobs,
+    add_seeds,
+    add_set,
+    number,
+    whole_number,
+)
 from gradproj.experiments.cli.display import make_display
+from gradproj.experiments.cli.tables import print_whole
 from gradproj.experiments.common.files import write_atomically
 from gradproj.experiments.reports import figures
 from gradproj.experiments.reports.figures import style
@@ -26,25 +34,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     shown = "; ".join(f"{name}: {figures.summary(make)}" for name, make in figures.FIGURES.items())
     parser.add_argument(
-        "name", metavar="NAME", help=f"{shown.replace('%', '%%')}; your own as module:function"
+        "name", metavar="NAME", help=f"{shown.replace('%', '%%')}; module:function for your own"
     )
-    parser.add_argument("--benchmark", default="permuted-digits", help="needs no data by default")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 5, 8], metavar="K",
-                        help="of k-sweep")  # fmt: skip
-    parser.add_argument("--memory", nargs="+", type=int, default=[10, 50, 256], metavar="N",
-                        help="stored samples per task, of memory-sweep")  # fmt: skip
-    parser.add_argument("--strengths", nargs="+", type=float, metavar="λ",
+    parser.add_argument(
+        "--benchmark",
+        metavar="NAME",
+        default="permuted-digits",
+        help="benchmark of the runs; digits need no download",
+    )
+    add_seeds(parser, [0, 1, 2])
+    parser.add_argument("--ranks", nargs="+", type=whole_number(0), default=[1, 2, 3, 5, 8],
+                        metavar="K", help="ranks of k-sweep")  # fmt: skip
+    parser.add_argument("--memory", nargs="+", type=whole_number(1), default=[10, 50, 256],
+                        metavar="N", help="stored samples per task of memory-sweep")  # fmt: skip
+    parser.add_argument("--strengths", nargs="+", type=number(least=0), metavar="λ",
                         default=[0.0, 0.1, 0.3, 1.0, 3.0, 10.0],
-                        help="of strength-sweep; 0 switches the projection off")  # fmt: skip
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
-                        help="change a value in all runs")  # fmt: skip
-    parser.add_argument("--runs", type=Path, default=Path("runs"),
-                        help="where runs are found and made")  # fmt: skip
-    parser.add_argument("--draw-only", action="store_true", help="run nothing")
-    parser.add_argument("--data-dir", type=Path, help="where the data sets are or go")
+                        help="strengths of strength-sweep; 0 is plain training")  # fmt: skip
+    add_set(parser, "change values of all runs, such as stream.tasks=3")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR",
+                        help="folder of the runs; missing ones are executed")  # fmt: skip
+    parser.add_argument("--draw-only", action="store_true", help="do not execute missing runs")
+    add_data_dir(parser)
     add_jobs(parser)
-    parser.add_argument("--out", type=Path, help="the figure; its table goes beside it as .md")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="file of the figure; its table is written beside it as .md "
+                        "(default: NAME-BENCHMARK.png)")  # fmt: skip
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from typing import get_args
 
 from rich.console import Console
 
-from gradproj.experiments.cli.arguments import at_least_one, print_whole
+from gradproj.experiments.cli.arguments import add_data_dir, add_set, number, whole_number
 from gradproj.experiments.inspection.gradients import short_run
 from gradproj.experiments.inspection.subjects import from_benchmark, from_factory
 from gradproj.experiments.methods.projection.learner import LayerNames, layer_groups
@@ -20,35 +20,45 @@ __all__ = ["configure", "execute"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--benchmark", default="permuted-digits", help="with its preset's network")
-    what.add_argument(
+    subject = parser.add_mutually_exclusive_group()
+    subject.add_argument(
+        "--benchmark",
+        metavar="NAME",
+        default="permuted-digits",
+        help="benchmark to train on, with the network of its presets",
+    )
+    subject.add_argument(
         "--factory",
         metavar="MODULE:FUNCTION",
-        help="your own: returns (model, loss, tasks); loss(model, *batch) is a scalar and each "
-        "task an iterable of batches",
+        help="your own subject in place of a benchmark: a function that returns (model, loss, "
+        "tasks), where loss(model, *batch) is a scalar and each task an iterable of batches "
+        "(default: the benchmark)",
     )
-    parser.add_argument("--layers", default="module", help="module, tensor, child, five or all")
-    parser.add_argument("--tasks", type=at_least_one, metavar="N",
-                        help="the first so many; all without it")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=50, help="of training on each old task")
-    parser.add_argument("--moments", type=int, default=20, help="measurements on the last task")
-    parser.add_argument("--lr", type=float, help="learning rate; the preset's, or 0.1")
-    parser.add_argument("--share", type=float, default=0.9, help="of the specific part to keep")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
-                        help="change a value of the benchmark's configuration")  # fmt: skip
-    parser.add_argument("--data-dir", type=Path, help="where the data sets are or go")
-    parser.add_argument("--out", type=Path, default=Path("inspect.png"), help="the figure")
+    parser.add_argument(
+        "--layers",
+        choices=get_args(LayerNames),
+        default="module",
+        metavar="NAME",
+        help=f"what counts as one layer: {', '.join(get_args(LayerNames))}",
+    )
+    parser.add_argument("--tasks", type=whole_number(1), metavar="N",
+                        help="use the first N tasks (default: all)")  # fmt: skip
+    parser.add_argument("--steps", type=whole_number(0), default=50, metavar="N",
+                        help="training steps per old task")  # fmt: skip
+    parser.add_argument("--moments", type=whole_number(1), default=20, metavar="N",
+                        help="number of measurements on the last task")  # fmt: skip
+    parser.add_argument("--lr", type=number(above=0),
+                        help="learning rate (default: that of the preset, or 0.1)")  # fmt: skip
+    parser.add_argument("--share", type=number(above=0, most=1), default=0.9,
+                        help="share of the task-specific part that a rank must cover")  # fmt: skip
+    add_set(parser, "change values of the benchmark's configuration, such as network=mlp")
+    add_data_dir(parser)
+    parser.add_argument("--out", type=Path, default=Path("inspect.png"), metavar="FILE",
+                        help="file of the figure")  # fmt: skip
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Do the short run, print the table and save the figure."""
-    if not 0 < args.share <= 1:
-        raise ValueError(f"--share={args.share} must be above 0 and at most 1")
-    if args.lr is not None and args.lr <= 0:
-        raise ValueError(f"--lr={args.lr} must be above 0")
-    if args.layers not in get_args(LayerNames):
-        raise ValueError(f"--layers={args.layers!r} must be one of {get_args(LayerNames)}")
+    """Train briefly, print the table and save the figure."""
     style.check_kind(args.out)
     if args.factory:
         for option, given in (("--set", args.set), ("--data-dir", args.data_dir)):
@@ -71,7 +81,7 @@ def execute(args: argparse.Namespace) -> int:
         lr=subject.lr if args.lr is None else args.lr,
     )
     console = Console()
-    print_whole(console, inspection.tabulate(found, subject.name, args.share))
+    console.print(inspection.tabulate(found, subject.name, args.share))
     for line in inspection.advise(found, args.share):
         console.print(line, highlight=False, markup=False)
     with style.styled():

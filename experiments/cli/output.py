@@ -13,13 +13,13 @@ __all__ = ["SteadyStream", "steady_output"]
 
 
 class SteadyStream:
-    """A text stream that falls silent at the first error, as of a closed pipe or a full disk."""
+    """A text stream that drops its output after an error, such as a closed pipe or a full disk."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or do nothing if that is no longer possible."""
+        """Write, unless that is no longer possible."""
         try:
             self._stream.write(text)
         except OSError:
@@ -27,14 +27,14 @@ class SteadyStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or do nothing if that is no longer possible."""
+        """Flush, unless that is no longer possible."""
         try:
             self._stream.flush()
         except OSError:
             self._silence()
 
     def _silence(self) -> None:
-        # The interpreter flushes the stream once more when it ends, and would complain.
+        # The interpreter flushes the stream when it exits, and would print an error.
         with suppress(OSError), open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), self._stream.fileno())
 
@@ -44,14 +44,14 @@ class SteadyStream:
 
 @contextmanager
 def steady_output() -> Iterator[None]:
-    """Go on when standard output is closed: `gradproj run … | head` finishes its runs."""
+    """Continue when standard output is closed: `gradproj run … | head` finishes its runs."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show ± or ḡ shows a question mark. Streams put in place of these,
-        # as by tests, may have no encoding.
+        # A terminal without ± or ḡ shows a question mark. Other kinds of streams, as tests use
+        # them, may not have an encoding.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     stream = sys.stdout
-    if stream is not None:  # It is None where the shell has closed it from the start.
+    if stream is not None:  # None if the shell closed it at the start.
         sys.stdout = SteadyStream(stream)
     try:
         yield

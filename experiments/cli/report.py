@@ -1,4 +1,4 @@
-"""`gradproj report`: runs beside the paper's numbers."""
+"""`gradproj report`: comparison of runs with the paper's numbers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="RUNS",
-        help="run folders, folders of them, or exported files; finished or not",
+        help="run folders, folders of them, or exported files; runs may be unfinished (default: "
+        "the files in --results)",
     )
-    parser.add_argument("--out", type=Path, help="folder for report.html and report.md")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for report.html and report.md (default: report; with --results, none)",
+    )
     parser.add_argument(
         "--results",
         type=Path,
         metavar="DIR",
-        help="keep each finished run as a small file in DIR and write DIR/README.md from them all",
+        help="keep each finished run as a small file in DIR, and write DIR/README.md from all "
+        "files there (default: keep none)",
     )
     parser.add_argument(
         "--notes",
         type=Path,
-        help=f"reasons for differences; {FILE} in --results or in the first of RUNS if left out",
+        metavar="FILE",
+        help=f"reasons for differences (default: {FILE} in --results or in the first of RUNS)",
     )
     parser.add_argument("--csv", action="store_true", help="write each table to OUT/tables as CSV")
     parser.add_argument(
@@ -44,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--figures",
         metavar="FORMAT",
-        help="write each figure to OUT/figures, for example as svg, png or pdf",
+        help="write each figure to OUT/figures, for example as svg, png or pdf (default: none)",
     )
 
 

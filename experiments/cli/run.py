@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from gradproj.experiments.cli.arguments import add_jobs
+from gradproj.experiments.cli.arguments import (
+    add_data_dir,
+    add_jobs,
+    add_seeds,
+    add_set,
+    number,
+    whole_number,
+)
 from gradproj.experiments.cli.display import make_display
 from gradproj.experiments.cli.summary import EXPLANATION, summarize
 from gradproj.experiments.common.errors import ConfigError
@@ -24,70 +30,73 @@ __all__ = ["configure", "execute"]
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "presets", nargs="*", metavar="PRESET", help="such as mnist-permutations/ours"
+        "presets",
+        nargs="*",
+        metavar="PRESET",
+        help="configurations such as permuted-digits/ours; gradproj list shows all",
     )
     parser.add_argument(
         "--benchmark",
-        help="instead of a preset, together with --method; with what its presets have in common; "
-        "your own as module:function",
+        metavar="NAME",
+        help="with --method, in place of a preset; module:function for your own (default: that "
+        "of the preset)",
     )
     parser.add_argument(
         "--method",
-        help="instead of a preset, together with --benchmark; your own as module:class",
+        metavar="NAME",
+        help="with --benchmark, in place of a preset; module:class for your own (default: that "
+        "of the preset)",
     )
-    parser.add_argument("--seeds", nargs="+", type=_seed, default=[0], metavar="N")
+    add_seeds(parser, [0], _seed)
+    add_set(
+        parser,
+        "change values of the configuration, such as lr=0.03 memory.batch=0 options.strength=0.25",
+    )
     parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a value: lr=0.03 memory.batch=0 options.strength=0.25",
+        "--out", type=Path, default=Path("runs"), metavar="DIR", help="parent of the run folders"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="parent of the run folders")
-    parser.add_argument("--data-dir", type=Path, help="where the data sets are or go")
+    add_data_dir(parser)
     parser.add_argument("--resume", action="store_true", help="continue unfinished runs")
-    parser.add_argument("--force", action="store_true", help="start over, finished or not")
+    parser.add_argument("--force", action="store_true", help="start over, even if finished")
     add_jobs(parser)
-    parser.add_argument("--executor", choices=["processes", "ray"], default="processes")
+    parser.add_argument(
+        "--executor",
+        choices=["processes", "ray"],
+        default="processes",
+        help="how several runs are executed",
+    )
     parser.add_argument("--engine", type=_renamed, help=argparse.SUPPRESS)
-    parser.add_argument("--address", help="of the Ray cluster; a local one without it")
-    parser.add_argument("--device", default="cpu", help="such as cuda:0")
-    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard files too")
+    parser.add_argument(
+        "--address", help="address of a Ray cluster (default: a local one is started)"
+    )
+    parser.add_argument("--device", default="cpu", help="torch device, such as cuda:0")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write TensorBoard files as well"
+    )
     parser.add_argument(
         "--checkpoint-seconds",
-        type=_seconds,
+        type=number(least=0),
         default=60.0,
         metavar="S",
-        help="time between checkpoints",
+        help="seconds between checkpoints; 0 writes one after every step",
     )
 
 
 def _renamed(text: str) -> str:
-    # "engine" is loop or vmap, which computes the gradients of one run.
+    # "engine" means loop or vmap: how the gradients of one run are computed.
     raise argparse.ArgumentTypeError(f"is now called --executor; write --executor {text}")
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no time; use a number of seconds from 0 on")
-    return seconds
-
-
 def _seed(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        hint = "; presets come before --seeds" if text in presets.available() else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number{hint}") from None
+    if text in presets.available():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number; presets come before --seeds"
+        )
+    return whole_number(0)(text)
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Do the runs and say how they ended.
+    """Execute the runs and print their results.
 
     Returns
     -------

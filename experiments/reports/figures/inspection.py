@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from gradproj.experiments.inspection.gradients import Inspection, LayerView
@@ -18,12 +19,22 @@ __all__ = ["advise", "draw", "tabulate"]
 
 
 def tabulate(found: Inspection, title: str, share: float = 0.9) -> Table:
-    """Make a line for each layer and one for the whole network."""
-    table = Table(title=title, title_justify="left")
-    columns = ("layer", "numbers", "|g| new", "|gᵢ| old", "cos new, old", "cos old, old",
-               "opposed", "specific", f"K for {share:.0%}", "|Σgᵢ| / |g|")  # fmt: skip
-    for column in columns:
-        table.add_column(column, justify="left" if column == "layer" else "right")
+    """Make a table that fits 80 columns, with one row per layer and one for the whole network."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption="|g|, |gᵢ|: mean norms of the new and the old gradients. g·gᵢ, gᵢ·gⱼ: mean "
+        "cosines between them. opp: steps on which g opposes the mean of the old gradients. "
+        "spec: task-specific share of the old gradients. K: directions that hold "
+        f"{share:.0%} of it. sum: |Σgᵢ| / |g|.",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    # A name may be folded, a number must not be cut.
+    table.add_column("layer", overflow="fold", min_width=16)
+    for column in ("size", "|g|", "|gᵢ|", "g·gᵢ", "gᵢ·gⱼ", "opp", "spec", "K", "sum"):
+        table.add_column(column, justify="right", no_wrap=True)
     for layer in (*found.layers, found.whole):
         table.add_row(*_cells(layer, share), style="bold" if layer.name == "all" else "")
     return table
@@ -32,17 +43,16 @@ def tabulate(found: Inspection, title: str, share: float = 0.9) -> Table:
 def _cells(layer: LayerView, share: float) -> tuple[str, ...]:
     cosines, tasks = layer.cosines, len(layer.cosines) - 1
     between = cosines[:-1, :-1][np.triu_indices(tasks, 1)]
-    old = layer.old_norms.mean(axis=0)
     return (
         layer.name,
         f"{layer.size:,}",
-        f"{layer.new_norms.mean():.3g}",
-        f"{old.mean():.3g} ({old.min():.2g}–{old.max():.2g})",
+        f"{layer.new_norms.mean():.2g}",
+        f"{layer.old_norms.mean():.2g}",
         f"{cosines[-1, :-1].mean():+.2f}",
-        f"{between.mean():+.2f} ({between.min():+.2f})",
+        f"{between.mean():+.2f}",
         f"{layer.conflict:.0%}",
         f"{layer.specific_share:.0%}",
-        f"{layer.rank_for(share)} of {tasks - 1}",
+        f"{layer.rank_for(share)}/{tasks - 1}",
         f"{layer.replay_size:.2g}",
     )
 
@@ -53,8 +63,8 @@ def advise(found: Inspection, share: float = 0.9) -> list[str]:
     norms = [float(layer.new_norms.mean()) for layer in found.layers if layer.new_norms.any()]
     replay, tasks = found.whole.replay_size, found.whole.products.shape[1] - 1
     lines = [
-        f"rank: {share:.0%} of the task-specific part lies in {_between(ranks)} directions a "
-        f"layer (whole network: {found.whole.rank_for(share)}); "
+        f"rank: {share:.0%} of the task-specific part lies in {_between(ranks)} directions "
+        f"per layer (whole network: {found.whole.rank_for(share)}); "
         f"rank={'None' if share == 1 else f'{share:g}'} chooses so.",
         f"strength: the old gradients' sum is {replay:.2g} times as long as the new gradient, so "
         f"strength=0.5 adds {0.5 * replay:.2g} times its length with replay='sum', and strength=1 "

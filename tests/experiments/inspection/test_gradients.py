@@ -7,7 +7,6 @@ from rich.console import Console
 from torch import nn
 
 from gradproj.experiments import cli
-from gradproj.experiments.cli.arguments import print_whole
 from gradproj.experiments.inspection.gradients import Inspection, LayerView, measure, short_run
 from gradproj.experiments.inspection.subjects import from_benchmark, from_factory
 from gradproj.experiments.reports.figures import inspection, style
@@ -205,7 +204,7 @@ def test_the_command_takes_a_model_of_ones_own(own_module, capsys):
 def test_the_command_takes_the_first_tasks_of_ones_own(own_module, capsys):
     command = ["inspect", "--factory", f"{own_module}:subject", "--moments", "2", "--steps", "2"]
     assert cli.main([*command, "--tasks", "3"]) == 0
-    assert "1 of 1" in capsys.readouterr().out
+    assert " 1/1 " in capsys.readouterr().out
     assert cli.main([*command, "--tasks", "2"]) == 2
     assert "tasks holds 2" in capsys.readouterr().err
 
@@ -220,7 +219,7 @@ def test_options_of_a_benchmark_are_refused_for_ones_own(option, own_module, cap
 def test_fewer_than_one_task_is_refused(tasks, capsys):
     with pytest.raises(SystemExit):
         cli.main(["inspect", "--tasks", tasks])
-    assert f"--tasks: {tasks} is too small; use 1 or more" in capsys.readouterr().err
+    assert f"--tasks: {tasks} is too small; use a number >= 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -244,21 +243,29 @@ def test_the_command_works_without_data(tmp_path, capsys):
     assert cli.main([*command, "--set", "network_options.hidden=[8]"]) == 0
     assert out.stat().st_size > 10_000
     assert "permuted-digits (domain-incremental), mlp" in capsys.readouterr().out
-    assert cli.main([*command, "--share", "1.5"]) == 2
-    assert "--share=1.5 must be above 0 and at most 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lr", "-1"], "--lr=-1.0 must be above 0"),
-        (["--layers", "foo"], "--layers='foo' must be one of ('module', 'tensor', 'child', 'five'"),
-        (["--out", "a.xyz"], "--out: a.xyz ends with none of"),
+        (["--lr", "-1"], "--lr: -1 is out of range; use a number > 0"),
+        (["--share", "1.5"], "--share: 1.5 is out of range; use a number > 0 and <= 1"),
+        (["--share", "nan"], "--share: nan is out of range"),
+        (["--layers", "foo"], "--layers: invalid choice: 'foo' (choose from"),
+        (["--steps", "-1"], "--steps: -1 is too small; use a number >= 0"),
+        (["--moments", "0"], "--moments: 0 is too small; use a number >= 1"),
     ],
 )
 def test_wrong_arguments_are_refused_before_the_work(arguments, message, capsys):
-    assert cli.main(["inspect", *arguments]) == 2
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["inspect", *arguments])
+    assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_figure_of_an_unknown_kind_is_refused_before_the_work(capsys):
+    assert cli.main(["inspect", "--out", "a.xyz"]) == 2
+    assert "--out: a.xyz ends with none of" in capsys.readouterr().err
 
 
 def test_the_whole_specific_part_is_advised_as_the_rank_that_keeps_it():
@@ -281,16 +288,17 @@ def test_a_rate_that_makes_it_diverge_is_named(tmp_path, capsys):
     assert "lower the learning rate" in message
 
 
-def test_a_table_wider_than_the_screen_loses_no_number():
+def test_the_table_fits_80_columns_and_loses_no_number():
     layer = LayerView("a name of some length", 1_234_567, view(1e-5 * np.eye(4, 9)).products)
-    table = inspection.tabulate(Inspection((layer,)), "wide")
     console = Console(width=80)
     with console.capture() as capture:
-        print_whole(console, table)
-    assert "…" not in capture.get()
-    for cell in ("a name of some length", "1,234,567", "1e-05 (1e-05–1e-05)", "2 of 2"):
-        assert cell in capture.get()
-    assert console.width == 80
+        console.print(inspection.tabulate(Inspection((layer,)), "wide"))
+    text = capture.get()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    # The name may be folded.
+    for cell in ("a name of some", "1,234,567", " 1e-05 ", " 2/2 "):
+        assert cell in text
 
 
 def test_many_layers_are_drawn():
