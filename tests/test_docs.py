@@ -67,7 +67,15 @@ def test_links_to_files_lead_to_files(path):
     assert not missing
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if blocks(ROOT / name, "python")])
+# Pages about other libraries need these libraries: tests/test_integration_pages.py runs them.
+PROGRAMS = [
+    name
+    for name in NAMED
+    if blocks(ROOT / name, "python") and not name.startswith("docs/integrations/")
+]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_the_programs_of_a_page_print_what_it_says(name, capsys):
     """The blocks of a page share their names, as they would when a reader types them."""
     pytest.importorskip("torch", reason="torch is not installed")

@@ -5,6 +5,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+from support.libraries import need
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -38,4 +39,7 @@ def test_core(module):
 )
 def test_torch(module):
     pytest.importorskip("torch", reason="torch is not installed")
+    library = re.match(r"gradproj\.adapters\.(?!torch)(\w+)", module)
+    if library:
+        need(library[1])
     run(module)
