@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -79,8 +78,14 @@ class Step:
 
     def backward(self, task: Task, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run a loss backward into the row of its task, and set every `.grad` to None."""
-        with nullcontext() if self.apart is None else self.apart.recording(task):
-            self.run(task, partial(torch.autograd.backward, loss, retain_graph=retain_graph))
+        recording = nullcontext() if self.apart is None else self.apart.recording(task)
+
+        def run() -> None:
+            # The record ends before `store` clears `.grad`: it takes gradients from there.
+            with recording:
+                torch.autograd.backward(loss, retain_graph=retain_graph)
+
+        self.run(task, run)
 
     def run(self, task: Task, backward: Callable[[], object]) -> None:
         """Let a function fill the row of a task, and set every `.grad` to None."""
