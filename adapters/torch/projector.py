@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,14 +15,10 @@ from gradproj.adapters.torch import _arguments
 from gradproj.adapters.torch._arguments import Backend, Distributed, EngineName, Overflow
 from gradproj.adapters.torch._eager import eager
 from gradproj.adapters.torch._engines import LOOP, Batch, Evaluate, VectorizeError, choose
-from gradproj.adapters.torch._layout import Layout, replicas
 from gradproj.adapters.torch._processes import Processes
-from gradproj.adapters.torch._rows import Rows
-from gradproj.adapters.torch._shards import reshard
 from gradproj.adapters.torch._solver import Solver
-from gradproj.adapters.torch._statistics import keep_running_statistics
 from gradproj.adapters.torch._step import Step
-from gradproj.adapters.torch._user import User
+from gradproj.adapters.torch._steps import Steps
 from gradproj.adapters.torch.layers import Layers
 
 Loss = Tensor | Callable[[], Tensor]
@@ -170,24 +166,14 @@ class Projector:
         self.running_statistics = running_statistics
         self.overflow: Overflow = overflow
         self.last: gp.Solution | None = None
-        self._grouping = layers
-        self._wanted_backend: Backend = backend
         self._wanted_engine: EngineName = engine
-        self._solver = Solver(method, Processes(distributed, process_group))
-        self._rows: Rows | None = None
-        self._open: Step | None = None  # between store() and project()
-        self._user = User()
-        self._sync()
+        solver = Solver(method, Processes(distributed, process_group))
+        self._steps = Steps(model, layers, backend, solver)
+        self._steps.rows()  # raises for layers that do not fit the model
         self.engine = choose(engine, model).name
 
-    def __getstate__(self) -> dict[str, Any]:
-        # The buffer belongs to this model's parameters. A copy has a model of its own, which may
-        # not be complete yet while it is copied. The copy makes its buffer when it needs it.
-        lost = self._open is not None and not self._open.empty
-        return {**self.__dict__, "_rows": None, "_open": None, "_user": User(lost=lost)}
-
     def __repr__(self) -> str:
-        rows = self._sync()
+        rows = self._steps.rows()
         return (
             f"{type(self).__name__}({self.method!r}, layers={len(rows.layout.names)}, "
             f"engine={self.engine!r}, backend={rows.backend!r})"
@@ -196,22 +182,22 @@ class Projector:
     @property
     def method(self) -> gp.Method:
         """The problem that is solved for each layer."""
-        return self._solver.method
+        return self._steps.solver.method
 
     @method.setter
     def method(self, method: gp.Method) -> None:
         _arguments.method(method)
-        self._solver.method = method
+        self._steps.solver.method = method
 
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
         """Layer name to the names of its parameters."""
-        return dict(self._sync().layout.names)
+        return dict(self._steps.rows().layout.names)
 
     @property
     def backend(self) -> str:
         """The library that measures the inner products."""
-        return self._sync().backend
+        return self._steps.rows().backend
 
     @property
     def copied(self) -> int:
@@ -219,7 +205,7 @@ class Projector:
 
         The loop copies none unless a hook replaces ``.grad``. vmap copies those of all old tasks.
         """
-        return self._rows.copied if self._rows is not None else 0
+        return self._steps.copied
 
     @eager
     def backward(
@@ -324,11 +310,7 @@ class Projector:
             then accumulate, as after ``optimizer.zero_grad()``.
         """
         _arguments.task(task)
-        with self._user.alone():
-            rows = self._sync()
-            rows.keep_apart(frozenset())
-            rows.allocate(0)
-            rows.attach(task)
+        self._steps.attach(task)
 
     @eager
     def store(self, task: int) -> None:
@@ -344,18 +326,11 @@ class Projector:
             Number of the old task: 0, 1, 2, …
         """
         _arguments.task(task)
-        with self._user.alone():
-            rows = self._sync()
-            rows.refuse_updates()
-            if self._open is None:
-                self._open = Step(rows, self._solver)
-            self._open.store(task)
-            self._user.claim()
+        self._steps.store(task)
 
     def reset(self) -> None:
         """Drop the stored gradients, for a step that is not to be finished."""
-        self._open = None
-        self._user.free()
+        self._steps.reset()
 
     @eager
     def project(self, old_passes: Iterable[Callable[[], object]] = ()) -> None:
@@ -398,43 +373,11 @@ class Projector:
         >>> model.weight.grad
         tensor([[0.5000, 0.5000]])
         """
-        passes = _arguments.passes(old_passes)
-        with self._user.alone():
-            rows = self._sync()
-            step = self._open or Step(rows, self._solver)
-            step.tasks()  # raises before anything is changed
-            if passes:
-                step = self._run(rows, passes)
-            elif not step.empty:
-                rows.refuse_updates()
-            step.take_new()
-            try:
-                self.last = step.finish(self.overflow)
-            finally:
-                self.reset()
-
-    def _run(self, rows: Rows, passes: list[Callable[[], object]]) -> Step:
-        """Fill the rows of all old tasks while the new gradient waits; return the step."""
-        if self._open is not None and not self._open.empty:
-            raise RuntimeError(
-                "gradients of old tasks are stored already; pass old_passes or call store(), not "
-                "both, or call reset() to drop the stored ones"
-            )
-        rows.refuse_updates()
-        new = rows.put_aside()
-        if replicas(self.model) is not None:
-            # With gradient_as_bucket_view the next backward call writes to the old `.grad`.
-            new = {p: grad.clone() for p, grad in new.items()}
-        kept = nullcontext() if self.running_statistics else keep_running_statistics(self.model)
-        step = Step(rows, self._solver, len(passes))
-        try:
-            with kept:
-                for task, backward in enumerate(passes):
-                    if step.needs(task):
-                        step.run(task, backward)
-        finally:
-            rows.restore(new)
-        return step
+        self.last = self._steps.project(
+            _arguments.passes(old_passes),
+            running_statistics=self.running_statistics,
+            overflow=self.overflow,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a later step depends on: the draws of :class:`gradproj.SGEM`.
@@ -458,39 +401,10 @@ class Projector:
 
     @contextmanager
     def _step(self, tasks: int | None) -> Iterator[Step]:
-        """Start a step that adds to `.grad`; if it raises an error, `.grad` stays as it was."""
-        with self._user.alone():
-            self.reset()  # stored gradients do not count in a step of its own
-            rows = self._sync()
-            self._solver.processes.warn(self.model)
-            held = rows.put_aside()
-            if replicas(self.model) is not None:
-                # With gradient_as_bucket_view the next backward call writes to the old `.grad`.
-                held = {p: grad.clone() for p, grad in held.items()}
+        """Start a step; if it raises an error, there is no last solution."""
+        with self._steps.started(tasks) as step:
             try:
-                yield Step(rows, self._solver, tasks, held)
+                yield step
             except BaseException:
                 self.last = None
-                rows.restore(held)
                 raise
-
-    def _sync(self) -> Rows:
-        """Return the rows, laid out again if the model's parameters have changed."""
-        sharded = self._solver.processes.mode == "sharded"
-        if sharded:
-            reshard(self.model)
-        if self._rows is not None and self._rows.layout.describes(self.model):
-            return self._rows
-        if self._user.lost or (self._open is not None and not self._open.empty):
-            self.reset()
-            raise RuntimeError(
-                "the model's parameters changed after store(), or the projector was copied; store "
-                "the old tasks' gradients again"
-            )
-        reshard(self.model)  # also where DTensors are refused
-        layout = Layout.of(self.model, self._grouping, sharded=sharded)
-        rows = Rows(layout, self._wanted_backend)
-        if self._rows is not None:
-            self._rows.release(layout.parameters)
-        self._rows, self._open = rows, None
-        return rows

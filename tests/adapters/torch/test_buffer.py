@@ -104,7 +104,7 @@ def test_no_allocation_of_size_n_after_the_first_step(layers, dtype):
     N = sum(p.numel() for p in model.parameters())
 
     def known():  # the rows of 16-bit gradients have no public name
-        (block,) = projector._rows.blocks
+        (block,) = projector._steps.rows().blocks
         return [block.rows, *([block.landing] if block.landing is not None else [])]
 
     def step():

@@ -27,7 +27,7 @@ def both(model, run, monkeypatch, **options):
         found.append({n: None if p.grad is None else p.grad.clone() for n, p in named(model)})
         assert restored(model)
     names = {p: n for n, p in named(model)}
-    return *found, {names[p] for p in projector._rows.apart}
+    return *found, {names[p] for p in projector._steps.rows().apart}
 
 
 def same(usual, factored, rtol=1e-9):
@@ -200,15 +200,15 @@ class TestProjector:
         assert model[0].weight.grad is None
         model[2] = nn.Linear(9, 8)
         projector.backward(losses[0], losses[1:])
-        assert set(projector._rows.apart) == {model[2].weight, model[4].weight}
+        assert set(projector._steps.rows().apart) == {model[2].weight, model[4].weight}
 
     def test_memory(self):
         model = nn.Sequential(nn.Linear(1000, 1000), nn.Tanh(), nn.Linear(1000, 4))
         losses = list(classify(model, [4] * 10, width=1000).values())
         projector = Projector(model)
         projector.backward(losses[0], losses[1:])
-        assert set(projector._rows.apart) == {model[0].weight}
-        assert sum(block.rows.numel() for block in projector._rows.blocks) == 10 * 5004
+        assert set(projector._steps.rows().apart) == {model[0].weight}
+        assert sum(block.rows.numel() for block in projector._steps.rows().blocks) == 10 * 5004
         assert model[0].weight.grad.untyped_storage().nbytes() == 4_000_000
 
     def test_auto_uses_the_loop_for_wide_layers(self):
