@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
