@@ -1,20 +1,15 @@
 """Benchmarks, baselines, runs and reports.
 
-Everything that the command line runs can be run from Python: `preset` makes a configuration, `run`
-runs it in a folder. The names here are imported when they are first used, since torch takes seconds
-to load.
+Everything that the command line runs can also be run from Python: `run` trains and evaluates a
+preset and returns its result. The names here are imported when they are first used, because torch
+takes seconds to load.
 
 Examples
 --------
->>> import json, tempfile
->>> from pathlib import Path
->>> from gradproj.experiments import preset, run
->>> config = preset("permuted-digits/ours", {"stream": {"tasks": 2, "samples": 20}})
->>> with tempfile.TemporaryDirectory() as folder:
-...     finished = run(config, folder)
-...     result = json.loads(Path(folder, "result.json").read_text())
->>> finished, len(result["accuracy_matrix"]), sorted(result["metrics"])[0]
-(True, 2, 'acc')
+>>> from gradproj.experiments import run
+>>> result = run("permuted-digits/ours", seed=0, stream={"tasks": 2, "samples": 20}, progress=False)
+>>> result.accuracy_matrix.shape, sorted(result.metrics)[0]
+((2, 2), 'acc')
 """
 
 from __future__ import annotations
@@ -23,17 +18,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradproj.experiments.cli.python import run
     from gradproj.experiments.data import Dataset, make_dataset
     from gradproj.experiments.methods.learner import Learner
     from gradproj.experiments.methods.projection.learner import ProjectionLearner
+    from gradproj.experiments.reports.result import Result
     from gradproj.experiments.runs.presets import find as preset
-    from gradproj.experiments.runs.runner import run
     from gradproj.experiments.streams import Stream, Task, permuted, rotated, split
 
 __all__ = [
     "Dataset",
     "Learner",
     "ProjectionLearner",
+    "Result",
     "Stream",
     "Task",
     "make_dataset",
@@ -44,18 +41,19 @@ __all__ = [
     "split",
 ]
 
-# Name → module, and the name there if it is another one.
+# Name → module, with the name there after a colon if it differs.
 _HOMES = {
     "Dataset": "data",
     "Learner": "methods.learner",
     "ProjectionLearner": "methods.projection.learner",
+    "Result": "reports.result",
     "Stream": "streams",
     "Task": "streams",
     "make_dataset": "data",
     "permuted": "streams",
     "preset": "runs.presets:find",
     "rotated": "streams",
-    "run": "runs.runner",
+    "run": "cli.python",
     "split": "streams",
 }
 

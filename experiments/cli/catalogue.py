@@ -74,7 +74,7 @@ def methods() -> list[Entry]:
     Examples
     --------
     >>> next(each.options for each in methods() if each.name == "tinyer")
-    ('batch',)
+    ('batch', 'policy')
     """
     classes = _classes(EXPERIMENTS / "methods")
     found = []

@@ -16,7 +16,7 @@ from gradproj.experiments.runs.folder import RunFolder
 from gradproj.experiments.runs.signals import never
 from gradproj.experiments.runs.tensorboard import TensorBoard
 from gradproj.experiments.runs.training import Interrupted, Run
-from gradproj.experiments.streams import benchmarks
+from gradproj.experiments.streams import Stream, benchmarks
 
 __all__ = ["Interrupted", "run", "stream_options"]
 
@@ -25,6 +25,7 @@ def run(
     config: RunConfig,
     folder: str | Path,
     *,
+    stream: Stream | None = None,
     data_dir: Path | None = None,
     resume: bool = False,
     force: bool = False,
@@ -44,6 +45,8 @@ def run(
     config : RunConfig
     folder : path
         Gets the configuration, the log, the checkpoints and at last `result.json`.
+    stream : Stream, optional
+        The tasks, in place of those that `config.benchmark` names.
     data_dir : Path, optional
         Where the data sets are.
     resume, force : bool
@@ -77,7 +80,8 @@ def run(
     torch.use_deterministic_algorithms(True, warn_only=True)
     seeds.seed_globally(config.seed)
     try:
-        stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
+        if stream is None:
+            stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
         job = Run(config, stream, store, device=device, data_dir=data_dir, report=report)
     except (TypeError, ValueError) as error:
         # Only here can values be checked that depend on each other or on the data.

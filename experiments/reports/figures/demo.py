@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,11 @@ from rich.table import Table
 from gradproj.experiments.runs.grid import Job
 from gradproj.experiments.runs.metrics import average_accuracy, backward_transfer
 
-__all__ = ["METHODS", "draw", "tabulate"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["METHODS", "collect", "draw", "draw_accuracies", "tabulate"]
+
 
 METHODS = {
     "single": "fine-tuning",
@@ -62,7 +67,6 @@ def tabulate(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> Path:
     """Save one panel per method: accuracy of each task since it was learned, mean over seeds."""
-    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -70,20 +74,27 @@ def draw(results: Results, path: Path) -> Path:
     FigureCanvasAgg(figure)
     panels = np.atleast_1d(np.asarray(figure.subplots(1, len(results), sharey=True)))
     for panel, (method, result) in zip(panels, results.items(), strict=True):
-        R = np.mean(result.matrices, axis=0)
-        tasks = np.arange(1, len(R) + 1)
-        for j in range(len(R)):
-            colour = colormaps["viridis"](j / len(R))
-            panel.plot(tasks[j:], R[j:, j], ".-", color=colour, linewidth=1)
-        seen = [R[i, : i + 1].mean() for i in range(len(R))]
-        panel.plot(tasks, seen, color="black", linewidth=2, label="mean of those seen")
-        panel.set(title=METHODS[method], xlabel="tasks learned", ylim=(0, 1))
-        panel.grid(alpha=0.3)
+        draw_accuracies(panel, np.mean(result.matrices, axis=0))
+        panel.set_title(METHODS[method])
     panels[0].set_ylabel("test accuracy of each task")
     panels[0].legend(loc="lower left", frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
+
+
+def draw_accuracies(panel: Axes, R: NDArray[np.float64]) -> None:
+    """Draw the accuracy of each task since it was learned, and the mean of those seen."""
+    from matplotlib import colormaps
+
+    tasks = np.arange(1, len(R) + 1)
+    for j in range(len(R)):
+        colour = colormaps["viridis"](j / len(R))
+        panel.plot(tasks[j:], R[j:, j], ".-", color=colour, linewidth=1)
+    seen = [R[i, : i + 1].mean() for i in range(len(R))]
+    panel.plot(tasks, seen, color="black", linewidth=2, label="mean of those seen")
+    panel.set(xlabel="tasks learned", ylim=(0, 1))
+    panel.grid(alpha=0.3)
 
 
 def _spread(values: Sequence[float]) -> str:
