@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -123,6 +123,39 @@ class BlockRows:
             self.rows[row].copy_(self.landing)
         else:
             self.rows[row].add_(self.landing, alpha=weight)
+
+    def write(self, gradients: Mapping[nn.Parameter, Tensor]) -> int:
+        """Copy gradients (T, *shape) of all old tasks into their rows; return how many."""
+        copied = 0
+        for p, slot in zip(self.block.parameters, self.block.slots, strict=True):
+            stacked = gradients[p]
+            rows = self.rows[1 : len(stacked) + 1, slot.columns]
+            rows.as_strided(stacked.shape, (rows.stride(0), *slot.strides)).copy_(stacked)
+            copied += len(stacked)
+        return copied
+
+    def add(self, gradients: Mapping[nn.Parameter, Tensor], weights: Sequence[float]) -> Tensor:
+        """Add weighted gradients (T, *shape) to the row of old task 0.
+
+        Returns
+        -------
+        Tensor (T, segments)
+            The length of each segment of each gradient.
+        """
+        row = self.rows[1]
+        factors = row.new_tensor(weights)
+        lengths = row.new_zeros((len(weights), len(self.block.segments)))
+        ends = [segment.columns.stop for segment in self.block.segments]
+        segment = 0
+        for p, slot in zip(self.block.parameters, self.block.slots, strict=True):
+            each = gradients[p].flatten(1).to(row.dtype)
+            total = (factors @ each).view(slot.shape)
+            row[slot.columns].as_strided(slot.shape, slot.strides).add_(total)
+            while slot.columns.stop > ends[segment]:
+                segment += 1
+            norms = torch.linalg.vector_norm(each, dim=1)
+            lengths[:, segment] = torch.hypot(lengths[:, segment], norms)
+        return lengths
 
     def lengths(self, row: Tensor) -> Tensor:
         """Return the length of each segment of a row, (1, segments)."""

@@ -11,9 +11,7 @@ from gradproj.adapters.torch._arguments import Backend
 from gradproj.adapters.torch._backends import choose_backend
 from gradproj.adapters.torch._block_rows import BlockRows, Held, Parts, refuse_sparse, total
 from gradproj.adapters.torch._layout import Layout
-
-# Set on each tensor that holds an update, to the number of writes it had seen by then.
-_MARK = "_gradproj_update"
+from gradproj.adapters.torch._marks import mark_updates, refuse_updates, was_update
 
 Task = int | None  # None is the new task
 
@@ -22,8 +20,8 @@ class Rows:
     """One row per task, for each block of the layout.
 
     The new task has the first row, which stays where it is while the tasks grow. Row numbers are
-    private to this module and `_block_rows`. Everywhere else a task is a
-    number >= 0, or None for the new one.
+    private to this module and `_block_rows`. Everywhere else a task is a number
+    >= 0, or None for the new one.
 
     Gradients that need a wider dtype than their own land in a single row of their own dtype, and
     are converted when they are collected. These are float16 and bfloat16 gradients, which are
@@ -148,11 +146,7 @@ class Rows:
     def write(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
         """Copy gradients (T, *shape) of all old tasks into their rows."""
         for block in self.blocks:
-            for p, slot in zip(block.block.parameters, block.block.slots, strict=True):
-                stacked = gradients[p]
-                rows = block.rows[1 : len(stacked) + 1, slot.columns]
-                rows.as_strided(stacked.shape, (rows.stride(0), *slot.strides)).copy_(stacked)
-                self.copied += len(stacked)
+            self.copied += block.write(gradients)
 
     def add(
         self, gradients: Mapping[nn.Parameter, Tensor], weights: Sequence[float]
@@ -164,24 +158,8 @@ class Rows:
         list of tensors (T, segments)
             As `lengths`, of each gradient.
         """
-        found = []
-        for block in self.blocks:
-            row = block.rows[1]
-            factors = row.new_tensor(weights)
-            lengths = row.new_zeros((len(weights), len(block.block.segments)))
-            ends = [segment.columns.stop for segment in block.block.segments]
-            segment = 0
-            for p, slot in zip(block.block.parameters, block.block.slots, strict=True):
-                each = gradients[p].flatten(1).to(row.dtype)
-                total = (factors @ each).view(slot.shape)
-                row[slot.columns].as_strided(slot.shape, slot.strides).add_(total)
-                while slot.columns.stop > ends[segment]:
-                    segment += 1
-                norms = torch.linalg.vector_norm(each, dim=1)
-                lengths[:, segment] = torch.hypot(lengths[:, segment], norms)
-                self.copied += len(weights)
-            found.append(lengths)
-        return found
+        self.copied += len(weights) * sum(len(block.block.parameters) for block in self.blocks)
+        return [block.add(gradients, weights) for block in self.blocks]
 
     def lengths(self, task: Task) -> list[Tensor]:
         """Return the lengths (1, segments) of a task's last gradient, block by block.
@@ -291,9 +269,7 @@ class Rows:
                 p.grad = block.total(k, grad if next(flags) else None, held.get(p))
         for p in self.apart:
             p.grad = total(self.updates.pop(p, None), held.get(p))
-        for p in self.layout.parameters:
-            if p.grad is not None:
-                setattr(p.grad, _MARK, p.grad._version)
+        mark_updates(self.layout.parameters)
 
     def release(self, kept: Sequence[nn.Parameter]) -> None:
         """Take the views out of all `.grad`: copies for the `kept` parameters, None for the others.
@@ -306,18 +282,12 @@ class Rows:
                 if p.grad is not None and block.owns(k, p.grad):
                     p.grad = p.grad.clone() if id(p) in staying else None
         for p in self.apart:
-            if id(p) not in staying and hasattr(p.grad, _MARK):
+            if id(p) not in staying and was_update(p.grad):
                 p.grad = None
 
     def refuse_updates(self) -> None:
         """Raise if `.grad` is still the update of an earlier step, of any projector."""
-        for p in self.layout.parameters:
-            if p.grad is not None and getattr(p.grad, _MARK, None) == p.grad._version:
-                raise RuntimeError(
-                    ".grad is still the update of an earlier projected step, of this projector or "
-                    "of another one on the same model; call zero_grad() and run the task's loss "
-                    "backward before store()"
-                )
+        refuse_updates(self.layout.parameters)
 
 
 def _row(task: Task) -> int:
