@@ -13,6 +13,7 @@ PAGES = ROOT / "docs" / "integrations"
 EXAMPLES = ROOT / "examples"
 # Which library a page or an example needs; the others need torch alone.
 LIBRARIES = {
+    "accelerate": "accelerate",
     "transformers": "transformers",
     "hugging_face": "transformers",
     "sentence_encoder": "transformers",
@@ -23,13 +24,19 @@ def blocks(page):
     return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
 
 
+def run_page(name):
+    """Run the blocks of a page in sequence, and return the names that they define."""
+    names = {"__name__": name}
+    with warnings.catch_warnings(action="ignore"):  # of the libraries
+        exec(compile("\n".join(blocks(PAGES / f"{name}.md")), f"{name}.md", "exec"), names)
+    return names
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in PAGES.glob("*.md")))
 def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
     need(LIBRARIES.get(name, "torch"))
     monkeypatch.chdir(tmp_path)
-    code = "\n".join(blocks(PAGES / f"{name}.md"))
-    with warnings.catch_warnings(action="ignore"):  # of the libraries
-        exec(compile(code, f"{name}.md", "exec"), {"__name__": name})
+    run_page(name)
 
 
 def run_example(name, capsys, monkeypatch, **options):
@@ -66,3 +73,74 @@ def test_sentence_encoder(capsys, monkeypatch):
     kept = [float(line.split()[-1]) for line in out[-5:]]
     assert kept[0] == 1.0
     assert all(0 < share <= 1 for share in kept)
+
+
+def test_unlearning(capsys, monkeypatch):
+    pytest.importorskip("sklearn", reason="the example's digits come with scikit-learn")
+    out = run_example("unlearning", capsys, monkeypatch)
+    before, alone, projected = (percentages(line) for line in out[-3:])
+    assert alone[0] < 50 < before[0]
+    assert projected[0] < 50
+    assert projected[1] > before[1] - 5 > alone[1] + 5
+
+
+def test_conflicting_losses(capsys, monkeypatch):
+    out = run_example("conflicting_losses", capsys, monkeypatch, steps=100)
+    plain, symmetric = (percentages(line) for line in out[-2:])
+    assert plain[0] > 0
+    assert symmetric == [0.0]
+
+
+def test_the_recipe_of_accelerate_equals_a_plain_loop(tmp_path, monkeypatch):
+    """The same two tasks with the bare tools: accumulated gradients, then one step."""
+    need("accelerate")
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    import gradproj as gp
+    from gradproj.adapters.torch import EpisodicMemory, Preserver, Projector
+
+    monkeypatch.chdir(tmp_path)
+    names = run_page("accelerate")
+    torch.manual_seed(0)
+    tasks = [(torch.randn(64, 8), torch.randint(3, (64,))) for _ in range(2)]
+    layers = torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)
+    projected = torch.nn.Sequential(*layers)
+    projector, memory = Projector(projected, gp.GEM()), EpisodicMemory(per_task=32)
+
+    def gradient(model, x, y):
+        model.zero_grad()
+        for batch in torch.arange(32).split(16):
+            (cross_entropy(model(x[batch]), y[batch]) / 2).backward()
+
+    def descend(model):
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+
+    def old(task):
+        x, y = memory.sample(task, 16)
+        cross_entropy(projected(x), y).backward()
+
+    for task, (x, y) in enumerate(tasks):
+        for half in (slice(0, 32), slice(32, 64)):
+            gradient(projected, x[half], y[half])
+            projector.project([lambda t=t: old(t) for t in memory.tasks])
+            descend(projected)
+        memory.add(task, x, y)
+    layers = torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)
+    preserved = torch.nn.Sequential(*layers)
+    preserver = Preserver(preserved, strength=3.0)
+    for x, y in tasks:
+        for half in (slice(0, 32), slice(32, 64)):
+            gradient(preserved, x[half], y[half])
+            preserver.apply()
+            descend(preserved)
+        with torch.no_grad(), preserver.observe():
+            preserved(x)
+        preserver.consolidate()
+    for found, expected in zip(names["model"].parameters(), preserved.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    found = names["projector"].model.parameters()
+    for one, expected in zip(found, projected.parameters(), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-5)
