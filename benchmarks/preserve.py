@@ -6,6 +6,10 @@ One thread, float32, batches of 10 samples of the new task, and of 20 samples of
 the methods that store some. All steps call zero_grad() and optimizer.step(). "replay" is one
 backward pass over all these samples. Preserver keeps the answers of T tasks; its factors are those
 of random inputs. "rank=64" keeps 64 directions per layer.
+
+The targets are below the cost of the products alone. On the MLP, 10 input rows times M of the first
+layer take 0.5 of a plain step. On the ResNet18 the products G M take 2.4 GFLOP, 27 ms at the 88
+GFLOP/s of this library on one core, beside 58 ms for a plain step.
 """
 
 from __future__ import annotations
