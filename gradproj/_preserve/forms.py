@@ -24,9 +24,10 @@ from gradproj._preserve.matrices import (
     wide,
 )
 
-# The inverse of I + λS is used up to this condition number, and as long as λ times the resolution
-# of S stays below the second number: it is five to ten times faster than the eigenvalues.
-_SAFE_CONDITION = 1e8
+# The inverse of I + λS is five to ten times faster than the eigenvalues. It is used as long as its
+# error, up to the squared condition number times the rounding unit of its dtype, stays below this
+# multiple of the rounding unit of the update, and λ times the resolution of S below the second.
+_SAFE_ERROR = 10.0
 _HARMLESS = 1e-3
 
 
@@ -88,7 +89,8 @@ Form = Dense | Diagonal | Factored
 def soft(S: Array, strength: float, dtype: Any) -> Dense:
     """Return the operator (I + λS)⁻¹ for a matrix S."""
     xp = namespace(S)
-    inverse = _inverse(wide(xp, S), strength, float(xp.finfo(S.dtype).eps))
+    given, wanted = (float(xp.finfo(x).eps) for x in (S.dtype, dtype))
+    inverse = _inverse(wide(xp, S), strength, given, wanted)
     return Dense(narrow(inverse, S, dtype))
 
 
@@ -153,14 +155,19 @@ def _kept(values: Array, strength: float) -> Array:
     return 1 / (1 + strength * values)
 
 
-def _inverse(S: Array, strength: float, epsilon: float) -> Array:
-    """Return (I + λS)⁻¹ in float64, or the projector onto the null space of S for λ = ∞."""
+def _inverse(S: Array, strength: float, epsilon: float, wanted: float) -> Array:
+    """Return (I + λS)⁻¹ in float64, or the projector onto the null space of S for λ = ∞.
+
+    `epsilon` is the rounding unit of the given S, `wanted` that of the update.
+    """
     xp = namespace(S)
     if 0 in S.shape:
         return S
     S = (S + transposed(S)) / 2
     noise = resolution(norm(S), epsilon)
-    if strength * float(xp.max(noise)) <= min(_HARMLESS, _SAFE_CONDITION * epsilon):
+    condition = 1 + strength * float(xp.max(norm(S)))
+    error = condition * condition * float(xp.finfo(S.dtype).eps)
+    if strength * float(xp.max(noise)) <= _HARMLESS and error <= _SAFE_ERROR * wanted:
         # I + λS may be positive definite with a negative eigenvalue of S. A zero S has no noise.
         shift = xp.where(noise > 0, noise, xp.ones_like(noise))[..., None, None]
         if is_positive_definite(S + shift * identity(S)):

@@ -186,3 +186,15 @@ def test_moments_of_another_dtype_or_library():
         gp.preserve(g, strict.asarray(S), strength=1.0)
     with pytest.raises(TypeError, match="g is from numpy and basis is from array_api_strict: pass"):
         gp.preserve(g, basis=strict.asarray(S))
+
+
+@pytest.mark.parametrize("strength", [1.0, 30.0, 3e5])
+def test_float64_is_optimal_to_its_rounding_when_S_is_badly_scaled(strength):
+    """An explicit inverse of I + λS had residuals of up to 10,000 rounding units here."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        row = rng.standard_normal(5) * [1e-3, 1, 1, 1, 1]
+        S, g = 100 * np.outer(row, row), rng.standard_normal((1, 5))
+        w = gp.preserve(g, S, strength=strength)
+        scale = np.linalg.norm(g) * (1 + strength * np.linalg.norm(S))
+        assert np.linalg.norm(w + strength * (w @ S) - g) <= 20 * np.finfo(float).eps * scale
