@@ -32,11 +32,22 @@ def run_page(name):
     return names
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in PAGES.glob("*.md")))
+@pytest.mark.parametrize("name", sorted(p.stem for p in PAGES.glob("*.md") if blocks(p)))
 def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
     need(LIBRARIES.get(name, "torch"))
     monkeypatch.chdir(tmp_path)
     run_page(name)
+
+
+def test_every_cell_of_the_feature_table_names_tests_that_exist():
+    text = (PAGES / "features.md").read_text("utf-8")
+    rows = [line.split("|")[2:4] for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 8
+    for cell in (cell for row in rows for cell in row):
+        assert "::" in cell or "not tested" in cell, cell
+    for path, name in re.findall(r"`([\w/]+\.py)::(\w+)`", text):
+        source = (ROOT / "tests" / path).read_text("utf-8")
+        assert re.search(rf"^ *def {name}\(", source, re.M), f"{path}::{name}"
 
 
 def run_example(name, capsys, monkeypatch, **options):
