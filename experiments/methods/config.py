@@ -1,4 +1,4 @@
-"""The configuration of a run: what `config.json` in its folder holds."""
+"""The configuration of a run, as stored in `config.json`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["VERSION", "MemoryConfig", "RunConfig"]
 
 
 # 2: `ours` and `replay` have the option `replay`, and another default strength.
-# 3: the parts of a buffer are drawn anew at every step; there is no `memory.redraw`.
+# 3: the parts of a buffer are drawn again at every step; `memory.redraw` is gone.
 # 4: `gem`, `agem` and `sgem` have the default strength of `ours`, and `gem` the option `replay`.
 VERSION = 4
 
@@ -30,14 +30,14 @@ class MemoryConfig:
     batch : int
         Samples drawn from each old task at each step; 0 takes the whole memory.
     total : int
-        Samples kept of all tasks together, where a method keeps one buffer; 0: as many as
-        `per_task` of all tasks.
+        Samples kept of all tasks together, if a method has one buffer. 0 stands for `per_task`
+        times the number of tasks.
     per_class : int
-        Samples kept of each class in place of `total`, where the buffer is one of exemplars: of
-        class-incremental systems and projections, not of tinyer, derpp and gdumb. 0: not set.
+        Samples kept of each class, instead of `total`, in class-incremental systems and
+        projections. `tinyer`, `derpp` and `gdumb` do not have it. 0 is not set.
     buffers : int
-        Random parts of the buffer that play the old tasks in a class-incremental projection; drawn
-        anew at every step.
+        Number of random parts of the buffer that take the place of old tasks in class-incremental
+        projections. They are drawn again at every step.
     """
 
     per_task: int = ranged(256, low=1)
@@ -48,39 +48,39 @@ class MemoryConfig:
     buffers: int = ranged(5, low=1)
 
     def budget(self, tasks: int) -> int:
-        """Return the size of one buffer for so many tasks."""
+        """Return the size of one buffer for a number of tasks."""
         return self.total or self.per_task * tasks
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All that decides the numbers of one run.
+    """Everything that determines the result of one run.
 
     Attributes
     ----------
     benchmark, method : str
-        Names from `gradproj list`, or a person's own as `module:object`.
+        Names from `gradproj list`, or your own code as `module:object`.
     options : dataclass
         The method's own options (its `Options` class).
     preset : str
-        The preset that the run was made from, "" if none.
+        The preset that the run was made from, or "".
     seed : int
-        Drives initialisation, data, order, memory and sampling.
+        Seed of the initial weights, the data, their order, the memory and the sampling.
     network, network_options
         Name and keyword arguments for `gradproj.experiments.networks.build`.
     stream : mapping
         Keyword arguments for `gradproj.experiments.streams.benchmarks.build`.
     epochs, batch, lr, momentum, weight_decay
-        Passes over each task, samples a step, and plain SGD's settings.
+        Passes over each task, samples per step, and the settings of SGD.
     milestones, lr_factor
-        Multiply the rate by `lr_factor` at the start of each of these epochs of a task.
+        The learning rate is multiplied by `lr_factor` at the start of these epochs of a task.
     augment : str
         Random augmentation of each training batch. "crop-flip" shifts the images by up to four
         pixels and mirrors half of them. "jitter-crop-flip" changes brightness and contrast first,
         as GD does. "twelvefold" draws one of EEIL's twelve forms of each image.
     memory : MemoryConfig
     ema : float
-        Decay of an exponential average of the weights that is evaluated too; 0: none.
+        Decay of an exponential average of the weights, which is also evaluated. 0 has none.
     version : int
         Version of this layout.
     """

@@ -1,6 +1,6 @@
-"""What a method is to the runner: how it trains on a batch, what it predicts, what it remembers."""
+"""The interface between methods and the runner: training, prediction and saved state."""
 
-# ruff: noqa: ARG002, ARG003 - a hook gets what other methods need of it
+# ruff: noqa: ARG002, ARG003 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ BATCH = 200
 
 
 class Learner:
-    """Base of all methods; alone it is plain fine-tuning.
+    """The base class of all methods. On its own it is plain fine-tuning.
 
     A method is one file in `gradproj.experiments.methods` with one public subclass. The runner
     calls, for each task: `begin_task`; for each of `phases`: `begin_phase`, then for each epoch
-    `begin_epoch` and `observe` on every batch of `data`; at last `end_task`. Then it evaluates
-    with `predict`. A run may stop after any `observe` and continue in another process, so:
+    `begin_epoch` and `observe` on every batch of `data`; finally `end_task`. Then it evaluates
+    with `predict`. A run may stop after any `observe` and resume in another process. Therefore:
 
-    - all that changes while training is listed by name in `saved` (modules, optimizers,
-      generators, anything with `state_dict`, or plain values and tensors, which come back on the
-      device of the run);
-    - `phases` and `data` depend on the configuration and on saved state that does not change
-      inside the phase, since they are called again on resuming;
-    - random numbers come from `self.generator` alone.
+    - `saved` lists the names of all attributes that training changes: modules, optimizers,
+      generators, objects with `state_dict`, plain values, and tensors, which are restored on the
+      device of the run.
+    - `phases` and `data` depend only on the configuration and on saved state that does not change
+      during the phase, because they are called again when a run resumes.
+    - All random numbers come from `self.generator`.
 
     Attributes
     ----------
     model : nn.Module
-        Every trained weight; `predict` uses this attribute, since evaluation may put averaged
-        weights in its place.
+        All trained weights. `predict` must use this attribute, because evaluation may replace it by
+        averaged weights.
     current : int
-        Index of the task in training, −1 before the first.
+        Index of the current task, −1 before the first.
     """
 
     name: ClassVar[str]
     scenarios: ClassVar[tuple[str, ...]] = ("task", "domain")
     # Whether `observe` passes its images through `augmented`.
     augments: ClassVar[bool] = False
-    # Whether `predict` needs nothing but `model`, and every `observe` trains it, without starting
-    # over: an average of its weights can then be evaluated too.
+    # Whether an average of the weights can be evaluated: `predict` needs only `model`, every
+    # `observe` trains it, and it is never re-initialized.
     averages: ClassVar[bool] = True
     Options: ClassVar[type[Any]] = NoOptions
     saved: ClassVar[tuple[str, ...]] = ("model", "optimizer", "generator", "current")
@@ -73,7 +73,7 @@ class Learner:
             self.masks[task.index, task.outputs] = 0.0
         self.masks = self.masks.to(setup.device)
 
-    # What a method may change ------------------------------------------------------------------
+    # To override in methods ------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
         """Make the network with its initial weights."""
@@ -90,11 +90,11 @@ class Learner:
         )
 
     def phases(self, task: Task) -> Sequence[Phase]:
-        """List the stretches of training of this task."""
+        """List the phases of training on this task."""
         return [Phase("train", self.config.epochs, self.config.batch)]
 
     def data(self, task: Task, phase: Phase) -> tuple[Tensor, ...]:
-        """Return the tensors that a phase runs over; `observe` gets matching rows of each."""
+        """Return the tensors of a phase, from which `observe` gets matching rows."""
         return task.train()
 
     def begin_task(self, task: Task) -> None:
@@ -123,7 +123,7 @@ class Learner:
         """Finish a task, before it is evaluated."""
 
     def effort(self, task: Task) -> float:
-        """Time of this task's steps in units of any other's, by which the time left is told."""
+        """Relative cost of a step on this task, used to estimate the remaining time."""
         return 1.0
 
     def ready(self) -> bool:
@@ -135,7 +135,7 @@ class Learner:
         return 0
 
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
-        """Name the output of each sample; `task` is None where it is unknown at test time."""
+        """Return the output of each sample. Without a `task`, it is unknown at test time."""
         logits: Tensor = self.model(x)
         if task is None:
             return logits[:, : self.seen()].argmax(1)
@@ -143,22 +143,22 @@ class Learner:
 
     @classmethod
     def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-        """Name the method, with its options, that is this one without its constraints.
+        """Return the method, with its options, that is this one without its constraints.
 
-        Reports subtract its accuracy, seed by seed. None: there is no such method.
+        Reports subtract its accuracy, seed by seed. None means that there is no such method.
         """
         return None
 
-    # What a method may use ---------------------------------------------------------------------
+    # For use in methods ---------------------------------------------------------------------
 
     def build_network(
         self, outputs: int | None = None, purpose: str = "weights", **options: Any
     ) -> nn.Module:
-        """Make the configured network, with seeded weights; `options` win over the config's."""
+        """Make the configured network with seeded weights. `options` override the configuration."""
         return make_network(self.config, self.stream, outputs, purpose, **options)
 
     def require_all_classes(self) -> None:
-        """Raise if the images drawn for a task show none of one of its classes."""
+        """Raise if the training images of a task lack one of its classes."""
         for task in self.stream.tasks:
             shown = len(set(task.training.labels.tolist()))
             if shown < len(task.classes):
@@ -173,18 +173,18 @@ class Learner:
         return int(max(task.outputs.stop for task in self.stream.tasks[: max(self.current, 0) + 1]))
 
     def mask(self, task: Task | int) -> Tensor:
-        """Return what is added to the logits of a task: −inf for outputs that do not compete."""
+        """Return the mask to add to the logits of a task: −inf for outputs that do not compete."""
         if self.stream.scenario == "class":
             return self.masks[: max(self.current, 0) + 1].amax(0)
         return self.masks[task if isinstance(task, int) else task.index]
 
     def mask_rows(self, tasks: Tensor) -> Tensor:
-        """Return the mask of each sample, by the number of the task that it belongs to."""
+        """Return one mask per sample, by the index of its task."""
         return self.mask(0) if self.stream.scenario == "class" else self.masks[tasks]
 
     @staticmethod
     def loss(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """Mean cross-entropy over the outputs that `mask` (one row, or one each) lets compete."""
+        """Return the mean cross-entropy with a mask for the batch, or one per sample."""
         return functional.cross_entropy(model(x) + mask, y)
 
     def augmented(self, x: Tensor) -> Tensor:
@@ -200,11 +200,11 @@ class Learner:
     # State ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect all that is listed in `saved`."""
+        """Return the attributes listed in `saved`."""
         return {name: _capture(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         for name in self.saved:
             value = getattr(self, name)
             if isinstance(value, torch.Generator):
@@ -216,7 +216,7 @@ class Learner:
 
 
 def _on(device: torch.device, value: Any) -> Any:
-    """Move the tensors of a plain value, which come from a file, to where the network is."""
+    """Move the tensors in a plain value to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):

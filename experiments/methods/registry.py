@@ -1,4 +1,4 @@
-"""The methods by name, found by looking: one file each."""
+"""The registry of methods, which finds every learner in this package."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def available() -> Mapping[str, type[Learner]]:
 
 
 def find(name: str) -> type[Learner]:
-    """Return the method called `name`, or a person's own, named as `module:class`."""
+    """Return the method called `name`, or a user-defined one, named as `module:class`."""
     if is_own(name):
         return _own(name)
     return lookup(name, available(), "method")
@@ -51,11 +51,13 @@ def _own(path: str) -> type[Learner]:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not (inspect.isclass(found) and issubclass(found, Learner)):
-        raise ConfigError(f"method {path!r} is no subclass of gradproj.experiments.Learner")
+        raise ConfigError(
+            f"method {path!r} is not a subclass of gradproj.experiments.Learner; derive it from one"
+        )
     if not is_dataclass(found.Options):
         raise ConfigError(
-            f"method {path!r} has Options that are no dataclass; put @dataclass(frozen=True) above "
-            "that class"
+            f"method {path!r}: Options must be a dataclass; decorate it with "
+            "@dataclass(frozen=True)"
         )
     return found
 

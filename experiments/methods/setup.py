@@ -1,4 +1,4 @@
-"""What a learner is made from, and what its steps report."""
+"""The arguments of learners, the phases of training, and the report of a step."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["NoOptions", "Phase", "Setup", "Step", "make_network"]
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a method that has none."""
+    """The options of methods without options."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a learner is built from."""
+    """The arguments of every learner."""
 
     config: RunConfig
     stream: Stream
@@ -35,9 +35,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of training inside a task: so many passes over `Learner.data` of that phase.
+    """One phase of training on a task: a number of passes over `Learner.data`.
 
-    `lr` and `milestones` stand in for the configuration's where they are given.
+    `lr` and `milestones` replace those of the configuration if they are given.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Phase:
 
 @dataclass(slots=True)
 class Step:
-    """What one step reports to the log: its loss, and where a projection corrected."""
+    """The report of one step: its loss, and for projections the corrections."""
 
     loss: Tensor
     corrected: float | None = None
@@ -63,7 +63,7 @@ def make_network(
     purpose: str = "weights",
     **options: Any,
 ) -> nn.Module:
-    """Make the network of `config` for `stream`, with weights seeded for one `purpose`."""
+    """Make the network of `config` for `stream`, with weights that depend on seed and `purpose`."""
     options = {**config.network_options, **options}
     try:
         return networks.build(
@@ -74,7 +74,7 @@ def make_network(
             **options,
         )
     except (TypeError, ValueError) as error:
-        # torch does not say whose number or list is wrong.
+        # The error of torch does not name the option.
         raise ConfigError(
             f"network '{config.network}' cannot be built with network_options={options}: {error}"
         ) from error

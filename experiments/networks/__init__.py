@@ -44,14 +44,14 @@ def build(
     Parameters
     ----------
     name : str
-        A key of `NETWORKS`, or a person's own function of the same first arguments, named as
+        A key of `NETWORKS`, or your own function with the same first arguments, named as
         `module:function`.
     outputs : int
         Outputs of the head.
     input_shape : tuple of int
         (C, H, W) of one image.
     seed : int or torch.Generator
-        The initial weights follow from it alone; torch's global generator is left as it was.
+        Determines the initial weights. Torch's global generator does not change.
     **options
         Arguments of the network: `hidden`, `bias`, `init` (mlp), `nf`, `blocks`, `shortcut`,
         `last_relu` (residual networks), `depth`, `widen`, `dropout` (wrn-16-2), `head` (all),
@@ -60,7 +60,7 @@ def build(
     Returns
     -------
     Network
-        With `.features(x)` and `.head`; a person's own may be any module where the task is known.
+        With `.features(x)` and `.head`. Your own network may be any module if the task is known.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def build(
 
 
 def find(name: str) -> Callable[..., Network]:
-    """Return what builds the network called `name`."""
+    """Return the function that builds the network called `name`."""
     return registry.find(name, NETWORKS, "network")
 
 

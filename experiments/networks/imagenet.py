@@ -18,8 +18,8 @@ def imagenet_resnet18(
     input_shape : tuple of int
         (C, H, W).
     nf : int
-        Channels of the first stage. torchvision knows 64 alone, and only on colour images; other
-        shapes come from `resnet`, which equals it at 64.
+        Channels of the first stage. torchvision supports only 64, and only color images. Other
+        shapes come from `resnet`, which has the same layout.
     head : "linear" or "cosine"
 
     Examples

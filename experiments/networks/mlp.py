@@ -46,7 +46,7 @@ def mlp(
     if init not in ("xavier", "torch"):
         raise ValueError(f"init={init!r} is not known; use 'xavier' or 'torch'")
     if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):
-        raise ValueError(f"hidden={hidden} must be a list of widths from 1 on")
+        raise ValueError(f"hidden={hidden} is invalid: expected a list of widths >= 1")
     channels, height, width = input_shape
     widths = [channels * height * width, *hidden]
     trunk: dict[str, nn.Module] = {"flatten": nn.Flatten()}

@@ -1,4 +1,4 @@
-"""The shape that all networks share: a trunk that makes features, and a head that scores them."""
+"""The base of all networks: a trunk that computes features, and a head."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -13,8 +13,8 @@ __all__ = ["CosineHead", "Network", "make_head"]
 class Network(nn.Module):
     """Trunk modules run one after the other, then the head.
 
-    The trunk's modules are direct children, so that a grouping of parameters by child sees the
-    stages of a residual network, not one big body.
+    The trunk's modules are direct children, so that grouping parameters by child gives the stages
+    of a residual network.
 
     Parameters
     ----------

@@ -93,7 +93,7 @@ def resnet(
     nf : int
         Channels of the first stage.
     blocks : sequence of int
-        Basic blocks of each stage; every stage but the first halves the image.
+        Basic blocks of each stage. Every stage except the first halves the image.
     stem : "small" or "imagenet"
         "small": 3×3 convolution, no pooling, torch's default initialisation. "imagenet": 7×7
         convolution of stride 2 and max pooling, convolutions drawn from normal(0, 2/(k²·out)).

@@ -1,9 +1,9 @@
-"""Golden results: what every method computed on a tiny stream, to compare later code with.
+"""Golden results: the results of every method on a tiny stream, to compare later code with.
 
     python tests/golden/record.py            record the cases that are missing, drop old ones
-    python tests/golden/record.py --again    record all cases anew
+    python tests/golden/record.py --again    record all cases again
 
-Record anew only in a commit that is meant to change results, and say so in the changelog.
+Record again only in a commit that is meant to change results, and say so in the changelog.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def load() -> dict[str, Any]:
 def main() -> None:
     """Record."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--again", action="store_true", help="record all cases anew")
+    parser.add_argument("--again", action="store_true", help="record all cases again")
     again = parser.parse_args().again
     torch.set_num_threads(1)
     here = environment()

@@ -1,4 +1,4 @@
-"""One narrow network a task: no sharing, so no forgetting."""
+"""Independent: one narrow network per task, without sharing and without forgetting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ __all__ = ["Independent"]
 
 @dataclass(frozen=True)
 class Options:
-    """`network`: what makes the network narrow; `finetune`: start from the network before."""
+    """The networks.
+
+    Attributes
+    ----------
+    network : mapping
+        Options of the networks that make them narrow.
+    finetune : bool
+        Whether a network starts from the parameters of the previous one.
+    """
 
     network: dict[str, Any] = field(default_factory=dict)
     finetune: bool = True
@@ -42,9 +50,9 @@ class Independent(Learner):
         )
 
     def begin_task(self, task: Task) -> None:
-        """Copy the parameters, not the batch-norm statistics, of the network before.
+        """Copy the parameters of the previous network, without its batch-norm statistics.
 
-        A head for another number of classes starts afresh.
+        A head with another number of classes keeps its initial weights.
         """
         if task.index > 0 and self.options.finetune:
             with torch.no_grad():
@@ -71,7 +79,7 @@ class Independent(Learner):
         return Step(loss.detach())
 
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
-        """Ask the task's own network."""
+        """Predict with the network of the task."""
         assert task is not None
         logits: Tensor = self.network(task)(x)
         return logits.argmax(1) + int(task.outputs.start)

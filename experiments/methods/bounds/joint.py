@@ -1,6 +1,6 @@
 """Joint training: the upper bound that keeps all data."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Joint"]
 
 
 class Joint(Learner):
-    """A fresh network after each task, trained on the data of all tasks so far."""
+    """Train a new network after each task on the data of all tasks so far."""
 
     name = "joint"
     scenarios = ("task", "domain", "class")
@@ -38,11 +38,11 @@ class Joint(Learner):
         )
 
     def stored_samples(self) -> int:
-        """Count all training samples: nothing is given up."""
+        """Count all training samples."""
         return sum(len(task.training) for task in self.stream.tasks)
 
     def effort(self, task: Task) -> float:
-        """As many tasks' data as there are so far."""
+        """Return the number of tasks whose data is trained on."""
         return task.index + 1.0
 
     def observe(self, task: Task, *batch: Tensor) -> Step:

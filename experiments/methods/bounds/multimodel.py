@@ -19,7 +19,13 @@ __all__ = ["Multimodel"]
 
 @dataclass(frozen=True)
 class Options:
-    """`hidden`: units of the private and of the shared hidden layer."""
+    """The layers.
+
+    Attributes
+    ----------
+    hidden : int
+        Units of the private and of the shared hidden layer.
+    """
 
     hidden: int = ranged(100, low=1)
 
@@ -31,7 +37,7 @@ class Multimodel(Learner):
     Options = Options
 
     def build_model(self) -> nn.Module:
-        """Make the layers with torch's own weights and zero biases."""
+        """Make the layers with torch's default weights and zero biases."""
         hidden, inputs = self.options.hidden, math.prod(self.stream.input_shape)
         with seeded(seeds.derive(self.config.seed, "weights")):
             model = nn.ModuleDict(

@@ -8,7 +8,7 @@ __all__ = ["Single"]
 
 
 class Single(Learner):
-    """Plain SGD on the stream, nothing against forgetting."""
+    """Plain SGD on the stream, without protection against forgetting."""
 
     name = "single"
     scenarios = ("task", "domain", "class")

@@ -1,6 +1,6 @@
 """BiC, bias correction (Wu et al., 2019)."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["BiC"]
 
 @dataclass(frozen=True)
 class Options:
-    """How the bias is found.
+    """How the bias is estimated.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Bias(nn.Module):
         self.register_buffer("owner", owner, persistent=False)
 
     def forward(self, logits: Tensor, fitted: int = -1) -> Tensor:
-        """Correct the first outputs; only the task `fitted` gets gradients."""
+        """Correct the outputs so far; only the task `fitted` gets gradients."""
         mine = torch.arange(len(self.scales), device=logits.device) == fitted
         scales = torch.where(mine, self.scales, self.scales.detach())
         shifts = torch.where(mine, self.shifts, self.shifts.detach())
@@ -69,7 +69,7 @@ class BiC(IncrementalLearner):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        # Those of classes not yet corrected change nothing.
+        # It is the identity for classes that are not corrected yet.
         self.bias = Bias([task.outputs for task in self.stream.tasks]).to(setup.device)
         self.bias_optimizer = torch.optim.SGD(self.bias.parameters(), lr=0.1)
         self.held = torch.zeros(0, dtype=torch.bool)
@@ -127,6 +127,6 @@ class BiC(IncrementalLearner):
         return self.descend(loss, self.bias_optimizer)
 
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
-        """Name the highest corrected output."""
+        """Return the largest corrected output."""
         logits: Tensor = self.bias(self.model(x)[:, : self.seen()])
         return logits.argmax(1)

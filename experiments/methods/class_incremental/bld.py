@@ -19,14 +19,14 @@ __all__ = ["BLD"]
 
 @dataclass(frozen=True)
 class Options:
-    """How each batch is learnt.
+    """How the network is trained on each batch.
 
     Attributes
     ----------
     warm_up : int
-        Steps of the new outputs alone.
+        Steps that train only the new outputs.
     steps : int
-        Steps of the whole network, new labels and recorded outputs together.
+        Steps of the whole network on the new labels and the recorded outputs.
     penalty : float
         Weight of the recorded outputs.
     """
@@ -37,14 +37,14 @@ class Options:
 
 
 class BLD(IncrementalLearner):
-    """Records the old outputs on each batch before it learns the batch, and keeps them."""
+    """Record the old outputs on each batch before training on it, and distil them."""
 
     name = "bld"
     Options = Options
     rehearses = False
 
     def observe(self, task: Task, *batch: Tensor) -> Step:
-        """Record, warm up, then learn jointly."""
+        """Record the outputs, warm up the new ones, then train on both losses."""
         x, y = self.augmented(batch[0]), batch[1] - task.outputs.start
         if not self.old:
             return self.descend(self._new_loss(self.model(x), y), self.optimizer)

@@ -18,10 +18,10 @@ __all__ = ["ExpertLearner"]
 
 
 class ExpertLearner(IncrementalLearner):
-    """From the second task on, a phase "expert" comes before the others.
+    """Train an expert on the new classes before the model, starting with the second task.
 
-    The expert starts from the previous model and learns to tell the new classes apart, and to be
-    unsure about everything else that it is shown.
+    The expert starts from the previous model. It learns the new classes, and a uniform output for
+    all other images.
     """
 
     averages = False

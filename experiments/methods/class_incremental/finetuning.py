@@ -15,7 +15,7 @@ __all__ = ["FineTuning", "class_weights"]
 
 @dataclass(frozen=True)
 class FineTuning:
-    """How long, at what rate, and where the rate drops."""
+    """Epochs, learning rate and milestones of the phase."""
 
     epochs: int = ranged(10, low=0)
     lr: float = ranged(0.01, low=0.0)

@@ -1,6 +1,6 @@
 """iCaRL as published (Rebuffi et al., 2017), for unknown tasks."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ICaRLOriginal(IncrementalLearner):
         self.means: Tensor | None = None
 
     def renew_outputs(self, task: Task) -> None:
-        """Leave them: here the outputs of classes not yet met are trained, towards 0."""
+        """Do nothing: iCaRL trains the outputs of later classes towards 0."""
 
     def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
-        """Binary cross-entropy of all outputs; old ones aim at what the teacher says."""
+        """Return the binary cross-entropy; the teacher gives the targets of old outputs."""
         (y,) = rest
         logits = self.model(x)
         target = functional.one_hot(y, self.stream.outputs).to(logits)
@@ -54,14 +54,14 @@ class ICaRLOriginal(IncrementalLearner):
             images = self.exemplars.images[label]
             mean = functional.normalize(self.embed(images), dim=1).mean(0)
             if self.config.augment != "none":
-                # Mirrored images count as much, where training shows them too.
+                # As published: mirrored images have the same weight.
                 mirrored = functional.normalize(self.embed(images.flip(3)), dim=1).mean(0)
                 mean = (mean + mirrored) / 2
             means.append(functional.normalize(mean, dim=0))
         self.means = torch.stack(means)
 
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
-        """Name the nearest mean."""
+        """Return the nearest mean."""
         if self.means is None:
             return super().predict(x, task)
         features = functional.normalize(self.network.features(x), dim=1)

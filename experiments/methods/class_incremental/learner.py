@@ -1,6 +1,6 @@
-"""The class-incremental learner: a teacher, exemplars, and a loss that each method gives."""
+"""The base of the class-incremental systems: a teacher, exemplars and a loss."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["IncrementalLearner", "frozen", "renew"]
 
 
 def frozen(model: nn.Module) -> nn.Module:
-    """Copy a model for looking up its outputs: in evaluation mode, without gradients."""
+    """Copy a model in evaluation mode, without gradients."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
@@ -38,24 +38,24 @@ def renew(head: nn.Module, initial: nn.Module, outputs: slice) -> None:
 
 
 class IncrementalLearner(Learner):
-    """Trains on new data and exemplars; a method says with which loss.
+    """Train on new data and exemplars with the loss of a method.
 
-    The head has an output for every class of the stream from the start. Those of classes not yet
-    met take no part in any loss or prediction, and start a step from their initial weights, so
-    it is the same as a head that grows. The optimizer too is new in each phase.
+    The head has an output for every class of the stream from the start. Outputs of classes that
+    have not occurred yet take part in no loss and no prediction. They get their initial weights
+    when their task begins, so the head behaves like one that grows. Each phase has a new optimizer.
 
     Attributes
     ----------
     teacher : nn.Module
-        The model as it was at the end of the last task, exemplars chosen; never trained.
+        The model at the end of the last task. It is never trained.
     exemplars : Exemplars
     stage : str
-        Name of the phase in progress.
+        Name of the current phase.
     """
 
     scenarios = ("class",)
     augments = True
-    # Whether exemplars are kept and trained on; without them only new data is seen.
+    # Whether exemplars are stored and trained on.
     rehearses: bool = True
     saved = (*Learner.saved, "teacher", "exemplars", "stage")
 
@@ -70,7 +70,9 @@ class IncrementalLearner(Learner):
             seed=seeds.derive(self.config.seed, "memory"),
         )
         if self.rehearses:
-            self.exemplars.share(self.stream.outputs)  # raises now if some will find no room
+            self.exemplars.share(
+                self.stream.outputs
+            )  # raises now if the budget is too small for all classes
         self.teacher = frozen(self.model)
         self.stage = ""
 
@@ -79,7 +81,7 @@ class IncrementalLearner(Learner):
         return len(self.exemplars) if self.rehearses else 0
 
     def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
-        """Return the loss of a batch of images, labels, and what else `data` gives."""
+        """Return the loss of a batch: images, labels and the further tensors of `data`."""
         (y,) = rest
         return functional.cross_entropy(self.model(x)[:, : self.seen()], y)
 
@@ -90,7 +92,7 @@ class IncrementalLearner(Learner):
         self.renew_outputs(task)
 
     def begin_phase(self, task: Task, phase: Phase) -> None:
-        """Remember which phase it is and start a new optimizer."""
+        """Store the name of the phase and make a new optimizer."""
         self.stage = phase.name
         self.optimizer = self.build_optimizer()
 
@@ -113,16 +115,16 @@ class IncrementalLearner(Learner):
             self.exemplars.admit(*task.train(), self.seen(), self.embed)
         self.teacher.load_state_dict(self.model.state_dict())
 
-    # What a method may use ---------------------------------------------------------------------
+    # For use in methods ---------------------------------------------------------------------
 
     @property
     def network(self) -> Network:
         """The network inside the model."""
-        return cast(Network, self.model)  # looked at when the learner was made
+        return cast(Network, self.model)  # checked in __init__
 
     @property
     def old(self) -> int:
-        """How many classes were seen before this task."""
+        """The number of classes before this task."""
         return int(self.stream.tasks[max(self.current, 0)].outputs.start)
 
     def old_slices(self) -> list[slice]:
@@ -146,7 +148,7 @@ class IncrementalLearner(Learner):
         renew(self.network.head, initial.head, task.outputs)
 
     def disturb(self) -> None:
-        """Change the gradients before a step; here not at all."""
+        """Change the gradients before a step. The default does nothing."""
 
     def descend(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> Step:
         """Make one step of an optimizer."""

@@ -1,6 +1,6 @@
 """LUCIR (Hou et al., 2019): a unified classifier by rebalancing."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["LUCIR"]
 
 @dataclass(frozen=True)
 class Options:
-    """Weights of the three ideas.
+    """Weights of the losses.
 
     Attributes
     ----------
     penalty : float
         Weight of the feature distillation, times sqrt(old classes / new classes).
     hardest : int
-        New classes that an old class is kept away from.
+        Number of new classes in the margin loss of an old class: those with the largest cosines.
     margin : float
-        By how much.
+        The margin.
     """
 
     penalty: float = ranged(5.0, low=0.0)
@@ -58,7 +58,7 @@ class LUCIR(IncrementalLearner):
         return self.build_network(head="cosine")
 
     def begin_task(self, task: Task) -> None:
-        """Imprint the new classes: the direction of their mean feature, the length of the old."""
+        """Imprint the new classes: their mean direction, and the mean length of old weights."""
         super().begin_task(task)
         if task.index == 0:
             return
@@ -91,7 +91,7 @@ class LUCIR(IncrementalLearner):
         return loss
 
     def observe(self, task: Task, *batch: Tensor) -> Step:
-        """Step, but leave the old classes' weights where they were."""
+        """Step, and restore the weights of the old classes."""
         step = super().observe(task, *batch)
         assert isinstance(self.teacher, Network)
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """LwF (Li and Hoiem, 2016), in the class-incremental form of the paper's table and its own."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LwF"]
 
 @dataclass(frozen=True)
 class Options:
-    """How the old outputs are kept.
+    """Distillation and exemplars.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Unlabelled images from outside the stream, for the methods that use some."""
+"""Unlabelled images from outside the stream, which GD and MUC use."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def outside_images(
     Parameters
     ----------
     name : str
-        "shuffled": images of the stream's first task with their pixels in a new order each, which
-        needs no data; or a data set as `gradproj.experiments.data.load` takes it, whose images
-        are resized where they have to be.
+        "shuffled" takes images of the stream's first task and shuffles the pixels of each, which
+        needs no further data. Other names are data sets for `gradproj.experiments.data.load`, whose
+        images are resized if necessary.
     stream : Stream
     root : path, optional
         The data folder.
     limit : int
-        At most so many images: of a data set drawn at random, of the stream the first.
+        Largest number of images: random ones of a data set, or the first ones of the stream.
     seed : int
-        Drives the draws.
+        Seed of the draws.
 
     Examples
     --------

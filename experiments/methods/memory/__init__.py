@@ -1,1 +1,1 @@
-"""What methods remember of old tasks: exemplars, their features, parts that play tasks."""
+"""Memories of old tasks: exemplars, their features, and random parts of a buffer."""

@@ -1,4 +1,4 @@
-"""The exemplars of all classes seen: a fixed number in total or of each class."""
+"""A memory of exemplars with a fixed size in total or per class."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ POLICIES = ("herding", "random", "kmeans", "last")
 
 
 class Exemplars:
-    """Images of each class, best first, so that a smaller share is a shorter prefix.
+    """Images of each class, the most representative first, so that shrinking cuts the end.
 
     Parameters
     ----------
     total : int
-        Images of all classes together, shared equally; what does not divide stays unused.
+        Images of all classes together, shared equally. A remainder stays unused.
     per_class : int
-        Images of each class, however many classes there are; 0 shares `total`.
+        Images per class, whatever the number of classes. 0 shares `total`.
     policy : "herding", "random", "kmeans" or "last"
-        Which images of a class are kept: those whose running mean of normalised features stays
-        nearest to the class mean (iCaRL); any; those nearest to the centres of as many clusters
-        as are kept, largest cluster first (TPL's stand-in); the latest.
+        Which images of a class are kept. "herding": those whose running mean of normalized
+        features stays nearest to the class mean (iCaRL). "kmeans": those nearest to the centers of
+        k-means, where k is the number of kept images, the largest cluster first (TPL). "last": the
+        latest.
     seed : int
-        Drives random choices.
+        Seed of random choices.
 
     Examples
     --------
@@ -58,7 +59,7 @@ class Exemplars:
         return sum(len(images) for images in self.images.values())
 
     def share(self, classes: int) -> int:
-        """Return how many images each of so many classes may keep."""
+        """Return the number of images per class for a number of classes."""
         share = self.per_class or self.total // classes
         if share < 1:
             raise ValueError(
@@ -68,12 +69,12 @@ class Exemplars:
         return share
 
     def admit(self, x: Tensor, y: Tensor, classes: int, features: Features | None = None) -> None:
-        """Choose exemplars of new classes, of which there are `classes` in all now."""
+        """Choose exemplars of new classes; there are now `classes` classes in total."""
         self.reduce(self.share(classes))
         self.choose(x, y, self.share(classes), features)
 
     def choose(self, x: Tensor, y: Tensor, count: int, features: Features | None = None) -> None:
-        """Keep `count` images of each class in `y`, in place of what was kept of it."""
+        """Keep `count` images of each class in `y`, replacing those kept before."""
         self._stacked = None
         for label in sorted(set(y.tolist())):
             mine = x[y == label]
@@ -99,7 +100,7 @@ class Exemplars:
         return {"images": dict(self.images), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.images, self._stacked = dict(state["images"]), None
         self.generator.set_state(state["generator"])
 
@@ -117,14 +118,14 @@ class Exemplars:
         from sklearn.cluster import KMeans
 
         seed = int(torch.randint(2**31, (), generator=self.generator))
-        # Dead units make equal points, of which there may be fewer than centres wanted.
+        # Dead units give equal points, so there may be fewer distinct points than centers.
         count = min(count, len(np.unique(points.numpy(), axis=0)))
         found = KMeans(count, n_init=1, random_state=seed).fit(points.numpy())
         sizes = np.bincount(found.labels_, minlength=count)
         distances = torch.cdist(points, torch.from_numpy(found.cluster_centers_))
         chosen: list[int] = []
         for centre in np.argsort(-sizes, kind="stable"):
-            # Each image stands for one centre at most.
+            # An image represents at most one center.
             distances[chosen] = torch.inf
             chosen.append(int(distances[:, centre].argmin()))
         return torch.tensor(chosen)

@@ -1,4 +1,4 @@
-"""Features of many images at once."""
+"""Features of many images, computed in batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["embed", "require_network"]
 
 
 def require_network(model: nn.Module, name: str) -> None:
-    """Raise unless the model tells its features from its head, which exemplars are chosen by."""
+    """Raise unless the model has separate features, by which exemplars are chosen."""
     if not isinstance(model, Network):
         raise ValueError(
             f"network='{name}' makes a {type(model).__name__}; where the task is unknown it must "

@@ -1,4 +1,4 @@
-"""What a projection asks of its memory: the old tasks, or parts of a buffer that play them."""
+"""The memory of a projection: one part per old task, or random parts of one buffer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["OldTasks", "TaskMemories"]
 
 
 class OldTasks(Protocol):
-    """The samples of old tasks, by their number from 0."""
+    """The samples of old tasks, by their index."""
 
     def count(self, task: int) -> int:
-        """Count the old tasks while the task with number `task` is learned."""
+        """Count the old tasks during training on the task with index `task`."""
 
     def stored(self) -> int:
         """Count the samples."""
@@ -29,19 +29,19 @@ class OldTasks(Protocol):
         """Return all samples of an old task."""
 
     def redraw(self) -> None:
-        """Split the samples anew, if they are split at random."""
+        """Split the samples again, if they are split at random."""
 
     def add(self, task: int, x: Tensor, y: Tensor) -> None:
-        """Take note of a batch that was trained on."""
+        """Receive a batch that was trained on."""
 
     def end_task(self, task: Task, classes: int, features: Features) -> None:
-        """Take note of a whole task at its end; there are `classes` classes in all now."""
+        """Receive a whole task at its end; there are now `classes` classes in total."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as tensors and plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
 
 class TaskMemories(EpisodicMemory):
@@ -57,7 +57,7 @@ class TaskMemories(EpisodicMemory):
     """
 
     def count(self, task: int) -> int:
-        """All tasks before this one."""
+        """Count the tasks before this one."""
         return task
 
     def stored(self) -> int:
@@ -65,7 +65,7 @@ class TaskMemories(EpisodicMemory):
         return len(self)
 
     def redraw(self) -> None:
-        """Nothing is split."""
+        """Do nothing: there is no random split."""
 
     def end_task(self, task: Task, classes: int, features: Features) -> None:
-        """Its batches were added before."""
+        """Do nothing: the batches were added before."""

@@ -1,4 +1,4 @@
-"""One buffer of exemplars, split at random into parts that play the old tasks."""
+"""One buffer of exemplars, split at random into parts that take the place of old tasks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["SubBuffers"]
 
 
 class SubBuffers:
-    """The parts of a buffer, in place of old tasks (`OldTasks`).
+    """The random parts of a buffer, with the interface of `OldTasks`.
 
     Parameters
     ----------
     exemplars : Exemplars
     parts : int
-        Into how many parts the buffer is split.
+        Number of parts.
     seed : int
-        Drives splits and samples.
+        Seed of splits and samples.
     device : device, optional
-        Where samples are wanted.
+        Device on which samples are returned.
 
     Examples
     --------
@@ -49,7 +49,7 @@ class SubBuffers:
         return min(self.parts, len(self.order))
 
     def count(self, task: int) -> int:  # noqa: ARG002 - the same in every task
-        """Count the parts, which play the old tasks."""
+        """Count the parts."""
         return len(self)
 
     def stored(self) -> int:
@@ -57,14 +57,14 @@ class SubBuffers:
         return len(self.exemplars)
 
     def add(self, task: int, x: Tensor, y: Tensor) -> None:
-        """Exemplars are chosen when the task is complete."""
+        """Do nothing: exemplars are chosen at the end of a task."""
 
     def redraw(self) -> None:
-        """Split the buffer anew."""
+        """Split the buffer again."""
         self.order = torch.randperm(len(self.order), generator=self.generator)
 
     def admit(self, x: Tensor, y: Tensor, classes: int, features: Features | None = None) -> None:
-        """Choose exemplars of new classes, as `Exemplars.admit`, and split anew."""
+        """Choose exemplars of new classes, as `Exemplars.admit` does, and split again."""
         self.exemplars.admit(x, y, classes, features)
         self.order = torch.arange(len(self.exemplars))
         self.redraw()
@@ -78,7 +78,7 @@ class SubBuffers:
         return self._rows(self._part(part))
 
     def sample(self, part: int, n: int) -> tuple[Tensor, Tensor]:
-        """Draw n samples of a part without replacement; all of them if there are no more."""
+        """Draw n samples of a part without replacement, or return all if it has fewer."""
         rows = self._part(part)
         if n < len(rows):
             rows = rows[torch.randperm(len(rows), generator=self.generator)[:n]]
@@ -93,7 +93,7 @@ class SubBuffers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.exemplars.load_state_dict(state["exemplars"])
         self.order = state["order"]
         self.generator.set_state(state["generator"])

@@ -15,7 +15,7 @@ __all__ = ["GPM", "Options"]
 
 @dataclass(frozen=True)
 class Options:
-    """How much of the old inputs is kept.
+    """The size of the basis.
 
     Attributes
     ----------
@@ -47,11 +47,11 @@ class GPM(PreservingLearner):
     Options = Options
 
     def preservation(self) -> dict[str, Any]:
-        """Hard; the shares are set before each use."""
+        """Return a hard projection. `end_task` sets the shares."""
         return {"share": self.options.share[0]}
 
     def end_task(self, task: Task) -> None:
-        """Let the basis of each layer grow to its share."""
+        """Grow the basis of each layer to its share."""
         own, names = self.options.share, self.preserver.protected
         self.preserver.share = {
             name: min(1.0, own[min(i, len(own) - 1)] + self.options.growth * task.index)

@@ -56,13 +56,13 @@ def replay_alone(
 
 
 class ProjectionLearner(Learner):
-    """Steps along the new gradient, projected against those of the old tasks' memories.
+    """Step along the new gradient, projected against the gradients of the old tasks.
 
-    A method gives `projection()`; it may also choose other `old_batches`, one for each
-    gradient that it wants to project against.
+    A method implements `projection()`. It may also override `old_batches`, which yields one batch
+    per gradient to project against.
 
-    Where the task is unknown at test time, all memories are one buffer of exemplars, and random
-    parts of it play the old tasks.
+    Where the task is unknown at test time, the memory is one buffer of exemplars, and random parts
+    of it take the place of old tasks.
     """
 
     scenarios = ("task", "domain", "class")
@@ -73,7 +73,7 @@ class ProjectionLearner(Learner):
         super().__init__(setup)
         self.memory = self._build_memory()
         layers: LayerNames = getattr(self.options, "layers", "all")
-        # "auto": `observe` hands over a loss that stores nothing of the old tasks.
+        # "auto" is safe: the loss of `observe` has no side effects on old tasks' batches.
         self.projector = Projector(
             self.model, self.projection(), layers=layer_groups(self.model, layers), engine="auto"
         )
@@ -87,11 +87,11 @@ class ProjectionLearner(Learner):
         return self.memory.stored()
 
     def old_tasks(self) -> int:
-        """Count the old tasks, or the parts of the buffer that play them."""
+        """Count the old tasks, or the parts of the buffer in their place."""
         return self.memory.count(self.current)
 
     def effort(self, task: Task) -> float:
-        """Samples a step, of the new task and of all old ones."""
+        """Return the samples per step, of the new task and of all old ones."""
         tasks = self.memory.count(task.index)
         return self.config.batch + tasks * (self.config.memory.batch or self.config.memory.per_task)
 

@@ -19,7 +19,13 @@ __all__ = ["OGD"]
 
 @dataclass(frozen=True)
 class Options:
-    """`samples`: stored directions of each task."""
+    """How much is stored.
+
+    Attributes
+    ----------
+    samples : int
+        Stored directions per task.
+    """
 
     samples: int = ranged(20, low=1)
 
@@ -27,8 +33,8 @@ class Options:
 class OGD(Learner):
     """Steps orthogonal to stored gradients of the old tasks' true-class outputs.
 
-    w = g − Σ_k ⟨g, u_k⟩ u_k. Unlike the constraint Bᵀw = 0 of `ours`, the directions are of single
-    samples and are never computed anew.
+    w = g − Σ_k ⟨g, u_k⟩ u_k. Unlike in the constraint Bᵀw = 0 of `ours`, each direction belongs to
+    one sample and is computed only once.
     """
 
     name = "ogd"
@@ -65,7 +71,7 @@ class OGD(Learner):
         self.basis = torch.cat([self.basis, gp.gram_schmidt(torch.stack(directions))])
 
     def _orthogonal(self, vector: Tensor) -> Tensor:
-        # Twice, since one pass in float32 leaves what rounding leaves.
+        # A second pass removes the rounding error that the first leaves in float32.
         for _ in range(2):
             vector = vector - (self.basis @ vector) @ self.basis
         return vector

@@ -40,5 +40,5 @@ class OWM(PreservingLearner):
     Options = Options
 
     def preservation(self) -> dict[str, Any]:
-        """Soft, with λ = 1/α on moments as they are."""
+        """Return a soft projection with λ = 1/α on unscaled moments."""
         return {"strength": 1.0 / self.options.alpha, "scaled": False}

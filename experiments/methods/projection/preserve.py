@@ -39,5 +39,5 @@ class Preserve(PreservingLearner):
     Options = Options
 
     def preservation(self) -> dict[str, Any]:
-        """Soft."""
+        """Return a soft projection."""
         return {"strength": self.options.strength, "scaled": self.options.scaled}

@@ -43,7 +43,7 @@ class PreserveReplay(PreservingLearner, ProjectionLearner):
     saved = (*ProjectionLearner.saved, "preserver")
 
     def preservation(self) -> dict[str, Any]:
-        """Soft, as `preserve`."""
+        """Return the soft projection of `preserve`."""
         return {"strength": self.options.strength, "scaled": self.options.scaled}
 
     def projection(self) -> gp.Method:
@@ -57,5 +57,5 @@ class PreserveReplay(PreservingLearner, ProjectionLearner):
 
     @classmethod
     def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-        """The replay term alone."""
+        """Return the replay term alone."""
         return replay_alone(options["gamma"], options.get("replay", "sum"))

@@ -1,4 +1,4 @@
-"""The learner that all input-space projections share: it remembers inputs, not samples."""
+"""The base of all input-space projections, which store moments of inputs and no samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 50
 
 
 class PreservingLearner(Learner):
-    """Trains with steps that keep each layer's outputs for the inputs of old tasks.
+    """Train with steps that keep each layer's outputs for the inputs of old tasks.
 
     After each task, the second moments of every layer's inputs are measured on some of its training
     samples. No sample is kept. A method gives `preservation()`, and has the option `samples`: how
@@ -52,7 +52,7 @@ class PreservingLearner(Learner):
         cls,
         options: Mapping[str, Any],  # noqa: ARG003 - the same whatever they are
     ) -> tuple[str, dict[str, Any]] | None:
-        """Fine-tuning: no sample is replayed."""
+        """Return fine-tuning: no sample is replayed."""
         return "single", {}
 
     def end_task(self, task: Task) -> None:

@@ -13,7 +13,13 @@ __all__ = ["SGP"]
 
 @dataclass(frozen=True)
 class Options(gpm.Options):
-    """As GPM; `importance`: α, by which the directions' weights fall from the first, 10 there."""
+    """The options of GPM, and importance weights.
+
+    Attributes
+    ----------
+    importance : float
+        α, which controls how fast the weights of the directions decrease. The paper has 10.
+    """
 
     importance: float = ranged(10.0, low=0.0)
 
@@ -25,5 +31,5 @@ class SGP(gpm.GPM):
     Options = Options
 
     def preservation(self) -> dict[str, Any]:
-        """Hard, with importance weights."""
+        """Return a hard projection with importance weights."""
         return {**super().preservation(), "importance": self.options.importance}

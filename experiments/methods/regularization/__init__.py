@@ -1,1 +1,1 @@
-"""Methods that hold weights that old tasks need."""
+"""Methods that penalize changes of weights that old tasks need."""

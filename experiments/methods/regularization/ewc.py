@@ -18,7 +18,15 @@ __all__ = ["EWC"]
 
 @dataclass(frozen=True)
 class Options:
-    """`penalty`: λ; `samples`: the first n of a task that its importance is estimated from."""
+    """The penalty.
+
+    Attributes
+    ----------
+    penalty : float
+        Its weight λ.
+    samples : int
+        The importance of a task is estimated from its first samples, of this number n.
+    """
 
     penalty: float = ranged(1.0, low=0.0)
     samples: int = ranged(10, low=1)
@@ -28,8 +36,8 @@ class EWC(Learner):
     """Quadratic penalty on moving weights that old tasks need.
 
     L = CE + λ Σ_k Σ_j F_kj (θ_j − θ*_kj)², with F_k the square of the mean gradient on the first
-    n samples of task k. Its gradient 2λ (θ Σ F − Σ F θ*) needs the two sums alone, so neither
-    memory nor time grows with the number of tasks.
+    n samples of task k. Its gradient 2λ (θ Σ F − Σ F θ*) needs only the two sums, so neither memory
+    nor time grows with the number of tasks.
     """
 
     name = "ewc"
@@ -44,11 +52,11 @@ class EWC(Learner):
         self.first: list[Tensor] = []
 
     def begin_task(self, task: Task) -> None:
-        """Estimate the importances of the task before, with the weights that it left."""
+        """Estimate the importances of the previous task with its final weights."""
         if not self.first:
             return
         x, y = self.first
-        # Where all outputs seen compete, those of the new task had not been seen yet.
+        # The outputs of the new task did not compete in the previous one.
         mask = self.masks[: task.index].amax(0)
         if self.stream.scenario != "class":
             mask = self.mask(task.index - 1)

@@ -18,14 +18,22 @@ __all__ = ["MAS"]
 
 @dataclass(frozen=True)
 class Options:
-    """`penalty`: λ; `samples`: how many of a task the importance is the mean over."""
+    """The penalty.
+
+    Attributes
+    ----------
+    penalty : float
+        Its weight λ.
+    samples : int
+        Samples per task over which the importance is averaged.
+    """
 
     penalty: float = ranged(1.0, low=0.0)
     samples: int = ranged(200, low=1)
 
 
 class MAS(Learner):
-    """Penalty by how much each weight moves the outputs.
+    """Penalize changes of weights by how much they move the outputs.
 
     Ω_j = Σ_tasks mean_x |∂‖f(x)‖² / ∂θ_j|, L = CE + (λ/2) Σ_j Ω_j (θ_j − θ*_j)², with f the outputs
     that compete.

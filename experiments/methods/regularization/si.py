@@ -1,6 +1,6 @@
 """Synaptic intelligence (Zenke et al., 2017)."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 
@@ -20,14 +20,22 @@ __all__ = ["SI"]
 
 @dataclass(frozen=True)
 class Options:
-    """`penalty`: c; `damping`: ξ."""
+    """The penalty.
+
+    Attributes
+    ----------
+    penalty : float
+        Its weight c.
+    damping : float
+        ξ, which bounds the importance of weights that hardly moved.
+    """
 
     penalty: float = ranged(0.1, low=0.0)
     damping: float = ranged(0.1, low=1e-12)
 
 
 class SI(Learner):
-    """Penalty by how much each weight's path lowered the loss.
+    """Penalize changes of weights by how much their path lowered the loss.
 
     ω_j += −(∂CE/∂θ_j) Δθ_j at each step; at the end of a task, which moved θ_j by δ_j,
     Ω_j += ω_j / (δ_j² + ξ).

@@ -20,7 +20,17 @@ __all__ = ["DERpp"]
 
 @dataclass(frozen=True)
 class Options:
-    """`alpha`: weight of the stored outputs; `beta`: of the stored labels (0: DER); `batch`."""
+    """The replayed losses.
+
+    Attributes
+    ----------
+    alpha : float
+        Weight of the stored outputs.
+    beta : float
+        Weight of the stored labels. 0 is DER.
+    batch : int
+        Replayed samples per step and loss.
+    """
 
     alpha: float = ranged(0.3, low=0.0)
     beta: float = ranged(0.5, low=0.0)
@@ -28,10 +38,10 @@ class Options:
 
 
 class DERpp(Learner):
-    """Replay that keeps the outputs the network had: L = CE + α MSE(z, z') + β CE(x'', y'').
+    """Replay stored outputs: L = CE + α MSE(z, z') + β CE(x'', y'').
 
-    The outputs are stored as they were before the step on their batch; both draws from the
-    reservoir are independent.
+    The outputs are those before the step on their batch. Both draws from the reservoir are
+    independent.
     """
 
     name = "derpp"

@@ -1,6 +1,6 @@
 """GDumb (Prabhu et al., 2020): a balanced memory, and a network trained on nothing else."""
 
-# ruff: noqa: ARG002 - a hook gets what other methods need of it
+# ruff: noqa: ARG002 - hooks have the arguments that some method needs
 
 from __future__ import annotations
 

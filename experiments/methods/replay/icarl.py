@@ -19,7 +19,15 @@ __all__ = ["ICaRL"]
 
 @dataclass(frozen=True)
 class Options:
-    """`exemplars`: total budget; `penalty`: weight of the distillation."""
+    """Exemplars and distillation.
+
+    Attributes
+    ----------
+    exemplars : int
+        Budget of all classes together.
+    penalty : float
+        Weight of the distillation.
+    """
 
     exemplars: int = ranged(1280, low=1)
     penalty: float = ranged(1.0, low=0.0)
@@ -41,8 +49,7 @@ class ICaRL(Learner):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.require_all_classes()
-        # Under the number of each seen class: its exemplars, their outputs after the last task,
-        # and the mean of these.
+        # For each class: its exemplars, their outputs after the last task, and their mean output.
         self.images: dict[int, Tensor] = {}
         self.targets: dict[int, Tensor] = {}
         self.means: dict[int, Tensor] = {}
@@ -77,7 +84,7 @@ class ICaRL(Learner):
         self.model.train()
 
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
-        """Name the nearest mean; before there are any, guess evenly."""
+        """Return the nearest mean. Before there are means, guess uniformly."""
         assert task is not None
         labels = torch.arange(task.outputs.start, task.outputs.stop, device=x.device)
         if task.outputs.start not in self.means:

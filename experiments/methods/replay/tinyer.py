@@ -19,14 +19,26 @@ __all__ = ["TinyER"]
 
 @dataclass(frozen=True)
 class Options:
-    """`batch`: samples replayed a step, as many as are new by the book; `policy`: of the buffer."""
+    """How much is replayed.
+
+    Attributes
+    ----------
+    batch : int
+        Replayed samples per step. The paper uses the size of the new batch.
+    policy : str
+        Which samples the buffer keeps; see `gradproj.adapters.torch.EpisodicMemory`.
+    """
 
     batch: int = ranged(10, low=1)
     policy: str = "reservoir"
 
 
 class TinyER(Learner):
-    """One step on the new batch and on a batch from one memory of all tasks."""
+    """Step on the new batch and on a batch from one memory of all tasks.
+
+    The paper's row states neither its memory nor its network. Presets: `tinyer` has the networks of
+    GEM; on MNIST permutations, `tinyer-own-network` has the 256-256 network of its publication.
+    """
 
     name = "tinyer"
     scenarios = ("task", "domain", "class")

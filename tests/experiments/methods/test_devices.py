@@ -1,4 +1,4 @@
-"""A run that goes on elsewhere: what a checkpoint gives back is where the network is."""
+"""Resuming on another device: restored tensors are on the device of the network."""
 
 import pytest
 import torch

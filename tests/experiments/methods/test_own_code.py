@@ -125,10 +125,10 @@ def test_the_example_never_points_against_the_task_it_looked_at_last():
     [
         ("nowhere:PCGrad", "method 'nowhere:PCGrad' cannot be loaded: No module named 'nowhere'"),
         ("own_method:Other", "cannot be loaded: module 'own_method' has no attribute 'Other'"),
-        ("own_method:Surgery", "'own_method:Surgery' is no subclass of gradproj.exp"),
+        ("own_method:Surgery", "'own_method:Surgery' is not a subclass of gradproj.exp"),
         (":x", "method ':x' cannot be loaded"),
         ("./own_method:PCGrad", "'./own_method' is not the name of a module; write module:object"),
-        ("own_plain:Plain", "'own_plain:Plain' has Options that are no dataclass; put @dataclass"),
+        ("own_plain:Plain", "'own_plain:Plain': Options must be a dataclass; decorate it with"),
     ],
 )
 def test_what_cannot_be_used_is_refused(name, message):
