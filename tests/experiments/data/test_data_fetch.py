@@ -144,10 +144,10 @@ def test_command_fetch(mnist, offer, tmp_path, capsys, monkeypatch):
     assert run("fetch", "mnist", "--data-dir", str(fresh)) == 0
     assert "mnist: 12 + 10 images" in capsys.readouterr().out
     assert run("fetch", "digits", "mnist", "--data-dir", str(fresh)) == 0
-    assert capsys.readouterr().out.startswith("digits: embedded, always there; nothing to fetch")
+    assert capsys.readouterr().out.startswith("digits: embedded; nothing to fetch")
     assert run("fetch", "digits", "--data-dir", str(tmp_path / "none")) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
-    with pytest.raises(ValueError, match="names: say what to fetch"):
+    with pytest.raises(ValueError, match="fetch needs the name of a data set"):
         run("fetch")
     with pytest.raises(ValueError, match="did you mean 'mnist'"):
         run("fetch", "mnits")
