@@ -22,7 +22,7 @@ def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Read the list; empty if there is none. DataError if it is damaged."""
+    """Read the list, which is empty without a file. Raise DataError if it is damaged."""
     path = folder / SUMS
     if not path.exists():
         return {}

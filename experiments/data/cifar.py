@@ -34,7 +34,7 @@ def parse_records(data: bytes, label_bytes: int, path: Path) -> tuple[torch.Tens
     """
     size = label_bytes + _PIXELS
     if len(data) % size:
-        raise DataError(f"{path} is damaged: {len(data):,} bytes are no whole records of {size}")
+        raise DataError(f"{path} is damaged: {len(data):,} bytes are not whole records of {size}")
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
     x = records[:, label_bytes:].reshape(-1, 3, 32, 32).copy()
     return torch.from_numpy(x), torch.from_numpy(records[:, label_bytes - 1].astype(np.int64))

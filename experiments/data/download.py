@@ -46,8 +46,8 @@ class Download:
 def download(item: Download, folder: Path) -> Path:
     """Put the file into the folder, unless it is there and whole; return its path.
 
-    What has been transferred is kept in a ``.part`` file beside it, so an interrupted download
-    goes on where it stopped; the file gets its name only when its checksum is right.
+    The transferred bytes are kept in a ``.part`` file beside it, so that an interrupted download
+    resumes. The file gets its name only when its checksum is right.
     """
     target = folder / item.name
     if target.exists() and file_md5(target) == item.md5:
@@ -77,7 +77,7 @@ def download(item: Download, folder: Path) -> Path:
 
 
 class _NetworkError(Exception):
-    """The server, or the way to it, failed (told apart from a disk that cannot be written)."""
+    """The server or the connection to it failed; a disk that cannot be written is an OSError."""
 
 
 def _transfer(url: str, part: Path) -> None:

@@ -92,8 +92,8 @@ def read_checked(path: Path, sha256: str, name: str) -> bytes:
         return _checked(_read(path, name), sha256, path, name)
     packed = path.with_name(path.name + ".gz")
     content = _read(packed, name)
-    # The last four bytes declare the unpacked size. Nobody has to tell the truth there, so no more
-    # than that is unpacked.
+    # The last four bytes declare the unpacked size. They may be wrong, so no more than
+    # that is unpacked.
     declared = int.from_bytes(content[-4:], "little")
     try:
         if declared > LARGEST:

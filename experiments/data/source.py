@@ -1,4 +1,4 @@
-"""What is known of a downloadable data set, and the steps from the publisher to a Dataset."""
+"""Downloadable data sets, and the steps from the publisher to a Dataset."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ def test_bytes_that_are_no_idx_file(content, tmp_path):
 
 
 def test_bytes_that_are_no_records(tmp_path):
-    with pytest.raises(DataError, match="no whole records of 3073"):
+    with pytest.raises(DataError, match="not whole records of 3073"):
         parse_records(bytes(3074), 1, tmp_path / "train.bin")
 
 

@@ -78,6 +78,6 @@ def test_split_tiny_imagenet_on_real_data():
     stream = build("split-tiny-imagenet", download=False, samples=None)
     sizes = {(len(t.training), len(t.testing), len(t.classes)) for t in stream.tasks}
     assert len(stream.tasks) == 20
-    # The whole data set, or a slice of 30 + 10 images a class.
+    # The whole data set, or a slice of 30 + 10 images per class.
     assert sizes in ({(5000, 500, 10)}, {(300, 100, 10)})
     assert stream.tasks[0].train()[0].shape[1:] == (3, 64, 64)
