@@ -8,6 +8,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import pictures  # noqa: E402
+from docutils import nodes  # noqa: E402
+from latex2mathml.converter import convert  # noqa: E402
 
 REPOSITORY = "https://github.com/gradproj/gradproj"
 
@@ -21,7 +23,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "sphinx.ext.extlinks",
     "sphinx_gallery.gen_gallery",
     "sphinx_copybutton",
@@ -49,9 +50,11 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "min_reported_time": 1e9,
     "remove_config_comments": True,
+    "capture_repr": (),
     "default_thumb_file": str(HERE / "demo.png"),
 }
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "gradproj"
 html_theme_options = {
@@ -65,3 +68,18 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 
 pictures.draw_all(HERE / "generated" / "pictures")
+
+
+def _inline(self, node):
+    self.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(self, node):
+    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app):
+    """Write equations as MathML, which browsers show without a script from another server."""
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
