@@ -30,7 +30,7 @@ ORDER = (
 )
 RANKS = {package: rank for rank, row in enumerate(ORDER) for package in row}
 
-# What a function may import: packages that take long to load or that may not be installed.
+# Packages that a function may import: those that take long to load or that may not be installed.
 EXPENSIVE = (
     "matplotlib",
     "ray",

@@ -1,1 +1,1 @@
-"""What all packages share: errors, checked values, names, seeds and files."""
+"""Foundations of all packages: errors, checked values, names, seeds and files."""

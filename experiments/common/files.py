@@ -81,7 +81,7 @@ def _write_atomically(path: Path, parts: tuple[bytes, ...], keep: Path | None) -
 
 def read_regular(path: Path) -> bytes:
     """Read a whole file; ValueError if it is a pipe or a device, which could block for ever."""
-    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
+    # Without O_NONBLOCK, opening a pipe waits until a process writes to it.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

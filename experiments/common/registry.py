@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of somebody's own object and not one of ours.
+    """Return whether a name is that of a user-defined object.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def load_object(path: str, argument: str) -> Any:
     """Import `module:object`; modules in the current folder are found too, from then on.
 
     It runs that module's code, so it is for names that a person typed, not for names read from
-    files that anybody may have written.
+    files of unknown origin.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def load_object(path: str, argument: str) -> Any:
         )
     folder = str(Path.cwd())
     # It stays there: that code may import more while it runs, and processes that are started
-    # later are told of the path before they are handed its objects.
+    # later receive the path before they receive its objects.
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:

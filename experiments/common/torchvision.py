@@ -43,7 +43,7 @@ def import_torchvision(part: str = "") -> ModuleType:
         if "torchvision::nms" not in str(error):
             raise
     _declare_operators()
-    # What the failed import left half-initialised must not be found by the second one.
+    # The second import must not find the half-initialised modules of the failed one.
     for module in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
         del sys.modules[module]
     return importlib.import_module(name)

@@ -57,7 +57,7 @@ class Checkpoints:
         Returns
         -------
         state : dict or None
-            None if there is none: the run then begins at its first step.
+            None if no checkpoint exists: the run then begins at its first step.
         problems : list of str
             Why newer ones are not used, with their names.
         """
@@ -113,7 +113,8 @@ def _read(path: Path) -> State:
     try:
         state = _from_bytes(content)
     except Exception as error:
-        # The checksum is right, so somebody made it so; torch's advice is to read it unsafely.
+        # The checksum is right, so the file was written like this on purpose. torch's message
+        # advises to read it unsafely, so it is not shown.
         raise RunError(
             f"{path} cannot be read ({type(error).__name__}); --force starts the run over"
         ) from error

@@ -1,4 +1,4 @@
-"""What a result depends on beside its configuration: versions, commit, machine."""
+"""The environment of a result beside its configuration: versions, commit, machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def describe_environment(device: str = "cpu") -> dict[str, Any]:
 def _commit() -> str:
     """Return the commit of the code that runs, "" where neither git nor the installer knows it."""
     here = Path(__file__)
-    # Installed into a folder of somebody's project, it is none of that project's files.
+    # If gradproj is installed inside another repository, do not report that commit.
     asked = (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"])
     try:
         for words in asked:

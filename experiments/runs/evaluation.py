@@ -23,7 +23,7 @@ def evaluate(
 ) -> list[float]:
     """Return the share of test samples of each task that `learner` names correctly.
 
-    The network is in evaluation mode, every sample counts, and the task is told only where the
+    The network is in evaluation mode, every sample counts, and the task is given only where the
     scenario says that it is known. Where it is not, a task that has not been met scores 0: its
     outputs do not compete yet.
     """

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on."""
+"""Events that a run reports: steps, evaluations and its end."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class RunFolder:
                 self._begin(config, force)
             yield work
         except WriteError as error:
-            # What is there stays as it is: nothing is replaced before the new file is whole.
+            # Existing files stay as they are: nothing is replaced before the new file is whole.
             raise RunError(
                 f"{error}; free some space or mend that, then continue with --resume"
             ) from error

@@ -1,4 +1,4 @@
-"""What a run has measured so far, and the result that is made of it."""
+"""Measurements of a run so far, and the result that is made of them."""
 
 from __future__ import annotations
 

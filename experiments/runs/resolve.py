@@ -37,7 +37,7 @@ def resolve(values: Mapping[str, Any]) -> RunConfig:
 def differences(config: RunConfig, stored: Mapping[str, Any]) -> list[str]:
     """List the keys in which values read from a file differ from `config`.
 
-    Names come first: whoever wrote the file may have named a `module:object`, which is imported
+    Names come first: the author of the file may have named a `module:object`, which is imported
     only if the user named it too.
     """
     names = [key for key in ("benchmark", "method", "network") if key in stored]

@@ -35,12 +35,12 @@ __all__ = ["Interrupted", "Run"]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was stopped; its folder holds a checkpoint from which it can go on."""
+    """The run was stopped; its folder holds a checkpoint from which it can continue."""
 
 
 @dataclass
 class Position:
-    """Where in the stream the run is; `order` is None between epochs."""
+    """Where in the stream the run is; between epochs, `order` equals None."""
 
     task: int = 0
     phase: int = 0
@@ -107,7 +107,7 @@ class Run:
                 self._train()
                 self.log.sync()
             except gp.NotFiniteError as error:
-                # What it advises is for callers: of all that can be set in a run, the rate helps.
+                # Its advice is for callers; in a run, a smaller learning rate helps.
                 raise self._diverged("its gradients hold NaN or infinity") from error
             finally:
                 self.log.close()
@@ -249,7 +249,7 @@ class Run:
         )
 
     def _fraction(self, task: Task, done: float) -> float:
-        """Share of the whole run's work when so much of this task's is done."""
+        """Return the share of the whole run's work when `done` of this task is finished."""
         efforts = [self.learner.effort(each) for each in self.stream.tasks]
         return (sum(efforts[: task.index]) + done * efforts[task.index]) / sum(efforts)
 
@@ -269,7 +269,7 @@ class Run:
         """Return the training samples that are kept at the end, as a mean over the tasks."""
         return self.learner.stored_samples() / len(self.stream.tasks)
 
-    # Stopping and going on ---------------------------------------------------------------------
+    # Stopping and continuing --------------------------------------------------------------------
 
     def _maybe_checkpoint(self) -> None:
         due = time.monotonic() - self._saved_at >= self.checkpoint_seconds

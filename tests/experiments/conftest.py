@@ -122,7 +122,7 @@ def offer(tmp_path):
 
 @pytest.fixture
 def runs(tmp_path):
-    """A folder of runs that nobody ran, as reports find them."""
+    """A folder of made-up runs, as reports find them."""
     some_runs(tmp_path / "runs")
     return tmp_path / "runs"
 

@@ -1,4 +1,4 @@
-"""What the tests of reports share: sets of runs, and how a table of theirs is read."""
+"""Shared parts of the tests of reports: sets of runs, and a reader of their tables."""
 
 from gradproj.experiments.reports.collect import collect
 from gradproj.experiments.reports.content import build

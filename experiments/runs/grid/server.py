@@ -19,7 +19,7 @@ __all__ = ["WorkerErrors", "import_environment", "start_server"]
 
 
 class WorkerErrors:
-    """What workers write to standard error, kept in a file so that live bars do not erase it."""
+    """Standard error of the workers, kept in a file so that live bars do not erase it."""
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
         self.file = file

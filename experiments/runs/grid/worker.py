@@ -53,7 +53,7 @@ def execute(
     except (RunError, OSError) as error:
         outcome = Outcome(job.name, "failed", str(error))
     except Exception as error:
-        # Anything else is a defect: keep where it came from, and let the other runs go on.
+        # Anything else is a defect: keep where it came from, and let the other runs continue.
         where = traceback.format_exc()
         outcome = Outcome(job.name, "failed", f"{type(error).__name__}: {error}\n{where}")
     else:
