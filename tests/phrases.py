@@ -81,7 +81,6 @@ NOT_YET_CLEAN: tuple[str, ...] = (
     "experiments/reports/naming.py",
     "experiments/reports/notes.py",
     "experiments/reports/tables/controls.py",
-    "experiments/runs/runner.py",
     "results/README.md",
     "results/notes.toml",
     "results/tuning/README.md",
@@ -90,14 +89,6 @@ NOT_YET_CLEAN: tuple[str, ...] = (
     "tests/experiments/reports/test_report_browser.py",
     "tests/experiments/reports/test_report_finding.py",
     "tests/experiments/reports/test_report_tables.py",
-    "tests/experiments/runs/test_checkpoints.py",
-    "tests/experiments/runs/test_environment.py",
-    "tests/experiments/runs/test_resuming.py",
-    "tests/experiments/runs/test_run_folders.py",
-    "tests/experiments/runs/test_runner.py",
-    "tests/experiments/streams/test_benchmarks.py",
-    "tests/support/grids.py",
-    "tests/support/runs.py",
 )
 
 

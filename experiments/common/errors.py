@@ -1,4 +1,4 @@
-"""Exceptions with a message for the user, and no traceback."""
+"""Exceptions that the command line shows as one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ class DataError(OSError):
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key and the cure."""
+    """A configuration that cannot be used; the message names the key and how to fix it."""

@@ -44,7 +44,7 @@ class WriteError(OSError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file in errors of writing: those of a full disk do not say which it was."""
+    """Turn an OSError into a WriteError that names `path`; the system's own may not name a file."""
     try:
         yield
     except OSError as error:
@@ -80,7 +80,7 @@ def _write_atomically(path: Path, parts: tuple[bytes, ...], keep: Path | None) -
 
 
 def read_regular(path: Path) -> bytes:
-    """Read a whole file; ValueError if it is a pipe or a device, which could block for ever."""
+    """Read a whole file; raise ValueError for a pipe or a device, which could block forever."""
     # Without O_NONBLOCK, opening a pipe waits until a process writes to it.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
@@ -92,7 +92,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make new, renamed and removed names in `folder` survive a power cut."""
+    """Write the entries of `folder` to the disk, so that renamed and removed files stay so."""
     if os.name == "nt":
         return  # Windows cannot open a folder, and writes its entries in order.
     descriptor = os.open(folder, os.O_RDONLY)
@@ -125,7 +125,7 @@ def fitting(name: str) -> str:
 
 
 def component(name: str) -> str:
-    """Make one part of a path of any text: it names something inside its folder.
+    """Turn any text into one component of a path, which cannot leave its folder.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def unseal(kind: bytes, content: bytes) -> bytes:
 
 
 def sign(values: Mapping[str, Any]) -> bytes:
-    """Return `values` as JSON with a checksum of their own under "sha256"."""
+    """Return `values` as JSON with their checksum under "sha256"."""
     signed = {**values, KEY: _digest(values)}
     return (json.dumps(signed, indent=2) + "\n").encode()
 
@@ -199,7 +199,7 @@ def read_signed(path: Path, since: int) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a table; ValueError if it is not text, not JSON or no table."""
+    """Read a JSON file that holds an object; raise ValueError if it does not."""
     content = read_regular(path)
     try:
         values = json.loads(content.decode())
@@ -211,7 +211,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def file_digest(path: Path, length: int | None = None) -> str:
-    """Return the sha256 of a file, or of its first `length` bytes; "" if it lacks them."""
+    """Return the sha256 of a file, or of its first `length` bytes; "" if the file is shorter."""
     if not path.is_file():
         return ""
     digest, left = hashlib.sha256(), path.stat().st_size if length is None else length
@@ -223,7 +223,7 @@ def file_digest(path: Path, length: int | None = None) -> str:
 
 
 def _digest(values: Mapping[str, Any]) -> str:
-    # Of the values and not of the text: indentation and the order of keys do not matter.
+    # The digest covers the values, not the text: indentation and the order of keys may change.
     plain = json.loads(json.dumps(values))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

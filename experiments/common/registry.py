@@ -1,4 +1,4 @@
-"""Names: unknown ones, and those of a person's own objects, `module:object`."""
+"""Lookup of names in tables, with suggestions, and of user-defined `module:object`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def is_own(name: str) -> bool:
 
 
 def load_object(path: str, argument: str) -> Any:
-    """Import `module:object`; modules in the current folder are found too, from then on.
+    """Import `module:object` and return the object.
 
-    It runs that module's code, so it is for names that a person typed, not for names read from
-    files of unknown origin.
+    The current folder is added to `sys.path`. Importing runs the code of the module, so call this
+    only for names that the user typed, never for names that were read from a file.
 
     Examples
     --------
@@ -45,8 +45,8 @@ def load_object(path: str, argument: str) -> Any:
             "module:object, with the module installed or in this folder"
         )
     folder = str(Path.cwd())
-    # It stays there: that code may import more while it runs, and processes that are started
-    # later receive the path before they receive its objects.
+    # The entry stays: that code may import more modules while it runs, and worker processes
+    # receive the path before they receive its objects.
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
@@ -59,7 +59,7 @@ def load_object(path: str, argument: str) -> Any:
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> str:
-    """Say that `word` is not a known `what`, and which one was probably meant.
+    """Return the message for an unknown `word`, with the known name that is most similar.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def lookup(
 ) -> T:
     """Return the entry of a table; the error for an unknown name suggests the nearest one.
 
-    `also` are names that may have been meant and are not in the table; `hint` follows the message.
+    `also` lists further names to suggest; `hint` is appended to the message.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def lookup(
 
 
 def find(name: str, known: Mapping[str, T], what: str) -> T:
-    """Return what a table holds under `name`, or a person's own object, named `module:object`."""
+    """Return the entry of a table, or the user-defined object that `module:object` names."""
     if is_own(name):
         own: T = load_object(name, what)
         return own

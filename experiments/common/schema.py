@@ -1,4 +1,4 @@
-"""Checked conversion from plain mappings to dataclasses, with errors that name the cure."""
+"""Checked conversion from plain mappings to dataclasses, with errors that say how to fix them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ranged(
 
 
 def check(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
-    """Build the dataclass `cls` from `values`: keys, types and ranges are checked.
+    """Build the dataclass `cls` from `values` after checking keys, types and ranges.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One seed a run: seeds for each purpose derived from it, and all generator state in one place."""
+"""Seeds derived from the one seed of a run, and the state of all global generators."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["derive", "generator", "global_state", "restore_global_state", "seed_
 def derive(seed: int, purpose: str) -> int:
     """Derive the seed for one purpose; different purposes give independent streams.
 
-    Two methods run with one seed thus start from the same weights and see the same order,
-    whatever else they draw.
+    Two methods with the same seed therefore start from the same weights and see the samples in
+    the same order, whatever other numbers they draw.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 
 def seed_globally(seed: int) -> None:
-    """Seed the global generators, for layers such as dropout that use no other."""
+    """Seed the global generators, for layers such as dropout, which use only these."""
     torch.manual_seed(derive(seed, "torch"))
     np.random.seed(derive(seed, "numpy"))  # noqa: NPY002 - the global generator is the point
     random.seed(derive(seed, "python"))
@@ -43,7 +43,7 @@ def seed_globally(seed: int) -> None:
 
 def global_state() -> dict[str, Any]:
     """Return the state of the global generators as plain values and tensors."""
-    # The annotation is for the type checker, which cannot tell the two forms of the answer apart.
+    # Annotated because get_state() is typed as a union of two forms.
     numpy: tuple[Any, ...] = tuple(np.random.get_state())  # noqa: NPY002
     name, keys, *rest = numpy
     return {
@@ -67,7 +67,7 @@ def restore_global_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def seeded(seed: int | torch.Generator) -> Iterator[None]:
-    """Draw from torch's CPU generator as if freshly seeded; outside, nothing is disturbed.
+    """Seed torch's CPU generator inside the block and restore its state afterwards.
 
     Examples
     --------

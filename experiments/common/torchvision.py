@@ -1,8 +1,8 @@
 """Import torchvision beside a CPU build of torch.
 
 torchvision wheels built for CUDA cannot load their compiled operators beside a CPU torch, and the
-import stops at ``operator torchvision::nms does not exist``. Data sets, models and transforms need
-none of these operators, so it is enough to declare the ones whose absence stops the import.
+import stops at ``operator torchvision::nms does not exist``. Data sets, models and transforms do
+not use these operators, so declaring the missing ones is sufficient.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import torch
 __all__ = ["import_torchvision"]
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-# A library that is collected takes its operators with it, so the module holds it.
+# The operators are removed when their library is garbage-collected, so keep a reference.
 _library: torch.library.Library | None = None
 
 

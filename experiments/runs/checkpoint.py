@@ -23,7 +23,7 @@ from gradproj.experiments.common.files import (
 __all__ = ["Checkpoints", "check_readable"]
 
 KIND = b"gradproj checkpoint 2"
-# How files of torch.save begin; version 1 was nothing else.
+# The first bytes of files of torch.save, which checkpoints of version 1 were.
 OLD_KIND = b"PK"
 
 State = dict[str, Any]
@@ -37,29 +37,29 @@ class Checkpoints:
         self.previous = folder / "checkpoint.previous.pt"
 
     def exist(self) -> bool:
-        """Whether there is one, damaged or not."""
+        """Return whether there is a checkpoint, damaged or not."""
         return self.current.exists() or self.previous.exists()
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; the last one becomes the previous one, and that one is dropped."""
+        """Write a checkpoint. The newest one until now becomes the previous one."""
         content = _to_bytes(dict(state))
         header = seal(KIND, content)
         write_atomically(self.current, header, content, keep=self.previous)
 
     def load(self, obstacle: Callable[[State], str]) -> tuple[State | None, list[str]]:
-        """Read the newest checkpoint that is whole; nothing in it is executed.
+        """Read the newest intact checkpoint, without executing anything in it.
 
         Parameters
         ----------
         obstacle : callable
-            Says why a whole checkpoint cannot be used with the other files, "" if it can.
+            Returns why an intact checkpoint does not fit the other files, or "" if it does.
 
         Returns
         -------
         state : dict or None
             None if no checkpoint exists: the run then begins at its first step.
         problems : list of str
-            Why newer ones are not used, with their names.
+            One reason for each newer checkpoint that is not used.
         """
         problems: list[str] = []
         for path in (self.current, self.previous):
@@ -72,7 +72,7 @@ class Checkpoints:
                 reason = str(error)
             if not reason:
                 if problems:
-                    # The next one saved must not take the place of the only good one.
+                    # The next save must not replace the only intact checkpoint.
                     os.replace(self.previous, self.current)
                     sync_folder(path.parent)
                 return state, problems
@@ -80,18 +80,18 @@ class Checkpoints:
         return None, problems
 
     def remove(self) -> None:
-        """Delete both."""
+        """Delete both checkpoints."""
         self.current.unlink(missing_ok=True)
         self.previous.unlink(missing_ok=True)
 
 
 def check_readable(values: Mapping[str, Any], method: str) -> None:
-    """Raise for values that could be written but not read, before a run depends on them."""
+    """Raise RunError for values that can be written to a checkpoint but not read back."""
     for name, value in values.items():
         try:
             _from_bytes(_to_bytes(value))
         except Exception as error:
-            # Errors of pickling do not name the attribute.
+            # Pickle's own errors do not name the attribute.
             raise RunError(
                 f"saved: {name!r} of method '{method}', a {type(value).__name__}, "
                 f"cannot be read back from a checkpoint ({type(error).__name__}); use tensors "

@@ -17,7 +17,7 @@ __all__ = ["describe_environment"]
 
 
 def describe_environment(device: str = "cpu") -> dict[str, Any]:
-    """Name the versions, the commit and the machine that a result depends on."""
+    """Return the versions, the commit and the machine that a result depends on."""
     versions = {}
     for package in ("gradproj", "torch", "torchvision", "numpy", "scipy", "array-api-compat"):
         try:
@@ -29,7 +29,7 @@ def describe_environment(device: str = "cpu") -> dict[str, Any]:
         "versions": versions,
         "commit": _commit(),
         "platform": f"{sys.platform}-{platform.machine()}",
-        # Vectors of another length add up in another order: equal seeds then give other numbers.
+        # The vector length of the CPU determines the order of sums, and so the rounding of results.
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": device,
         "threads": torch.get_num_threads(),
@@ -38,7 +38,7 @@ def describe_environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Return the commit of the code that runs, "" where neither git nor the installer knows it."""
+    """Return the commit of the code that runs, "" if neither git nor the installer knows it."""
     here = Path(__file__)
     # If gradproj is installed inside another repository, do not report that commit.
     asked = (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"])
@@ -52,7 +52,7 @@ def _commit() -> str:
 
 
 def _installed_commit() -> str:
-    """Return what an installer noted of `pip install git+…` (PEP 610)."""
+    """Return the commit that the installer recorded for `pip install git+…` (PEP 610)."""
     try:
         noted = json.loads(metadata.distribution("gradproj").read_text("direct_url.json") or "{}")
         return str(noted["vcs_info"]["commit_id"])

@@ -21,11 +21,11 @@ Counts = list[list[int]]
 def evaluate(
     learner: Learner, stream: Stream, device: torch.device | None = None, batch: int = BATCH
 ) -> list[float]:
-    """Return the share of test samples of each task that `learner` names correctly.
+    """Return the share of test samples of each task that `learner` classifies correctly.
 
-    The network is in evaluation mode, every sample counts, and the task is given only where the
-    scenario says that it is known. Where it is not, a task that has not been met scores 0: its
-    outputs do not compete yet.
+    The network is in evaluation mode. The task is passed to `predict` only in scenarios that know
+    it at test time. In a class-incremental stream, a task that has not been trained yet scores 0,
+    because its outputs do not compete.
     """
     if stream.scenario == "class":
         return task_accuracies(confusion(learner, stream, device, batch), stream)
@@ -43,7 +43,7 @@ def evaluate(
 def confusion(
     learner: Learner, stream: Stream, device: torch.device | None = None, batch: int = BATCH
 ) -> Counts:
-    """Count the test samples of each class seen so far (rows) by the class they are given."""
+    """Count the test samples of each class seen so far (rows) by predicted class (columns)."""
     seen = learner.seen()
     was_training = learner.model.training
     learner.model.eval()
@@ -53,7 +53,7 @@ def confusion(
             y, named = _predict(learner, task, None, device, batch)
             low, high = int(named.min()), int(named.max())
             if low < 0 or high >= seen:
-                # Counted all the same, it would fall to the row of another class.
+                # Otherwise it would be counted in the row of another class.
                 raise RunError(
                     f"predict of method '{learner.config.method}' named outputs {low} to {high}; "
                     f"choose among those seen, 0 to {seen - 1}"
@@ -65,7 +65,7 @@ def confusion(
 
 
 def task_accuracies(counts: Counts, stream: Stream) -> list[float]:
-    """Return the accuracy on each task of a class-incremental stream; 0 for those not met."""
+    """Return the accuracy on each task of a class-incremental stream; 0 for tasks not seen."""
     accuracies = []
     for task in stream.tasks:
         rows = range(task.outputs.start, min(task.outputs.stop, len(counts)))
@@ -88,10 +88,10 @@ def seen_accuracy(counts: Counts) -> float:
 def summarise(
     matrix: list[list[float]], baseline: list[float], sizes: Sequence[int] | None = None
 ) -> dict[str, float]:
-    """Return all metrics of an accuracy matrix; of one with unmeasured rows, ACC alone.
+    """Return all metrics of an accuracy matrix, or only ACC if some rows were not measured.
 
-    `sizes` are the test samples of each task, by which the steps of a class-incremental run
-    weight their tasks.
+    `sizes` is the number of test samples per task. They weight the tasks in the average
+    incremental accuracy.
     """
     if any(math.isnan(value) for row in matrix for value in row):
         return {"acc": sum(matrix[-1]) / len(matrix[-1])}
@@ -121,6 +121,6 @@ def _predict(
         if named[-1].shape != y.shape:
             raise RunError(
                 f"predict of method '{learner.config.method}' returned shape "
-                f"{tuple(named[-1].shape)} for {len(y)} images; return one output's number for each"
+                f"{tuple(named[-1].shape)} for {len(y)} images; return one class index per image"
             )
     return torch.cat(labels), torch.cat(named)

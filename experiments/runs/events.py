@@ -21,9 +21,9 @@ class Event:
     Attributes
     ----------
     kind : str
-        "step", "evaluation" (one starts), "task" (one was finished and evaluated), "notice"
-        (something that the user should know), or how the run ended: "finished", "skipped" (was
-        finished before), "interrupted", "refused" (its configuration cannot be used) or "failed".
+        "step", "evaluation" (begins), "task" (was trained and evaluated), "notice" (a message for
+        the user), or how the run ended: "finished", "skipped" (was finished before),
+        "interrupted", "refused" (its configuration cannot be used) or "failed".
     run : str
         The name of the run.
     fraction : float
@@ -44,9 +44,9 @@ class Event:
 def throttled(
     send: Callable[[Event], None], run: str, interval: float = 0.2
 ) -> Callable[[Event], None]:
-    """Pass events on under the name `run`, steps no more often than every `interval` seconds.
+    """Pass on events under the name `run`, but at most one step per `interval` seconds.
 
-    Only the steps passed on have their loss read from its device.
+    The loss is read from its device only for steps that are passed on.
     """
     last = -interval
 
@@ -62,4 +62,4 @@ def throttled(
 
 
 def ignore(_: Event) -> None:
-    """Show nothing."""
+    """Ignore an event."""

@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, written so that a kill leaves nothing broken."""
+"""The folder of a run, whose files stay usable if the process is killed at any moment."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ RESULT_VERSION = 2
 class RunFolder:
     """One run on disk: config.json, environment.json, steps.jsonl, checkpoints, result.json.
 
-    Each file carries a checksum, or another one holds it. The order in which they reach the disk
-    is part of their meaning: the log before the checkpoint that counts its bytes, the whole log
-    before the result, and the result before the checkpoints are removed.
+    Each file carries a checksum, or another file holds it. The files are synced in this order: the
+    log before the checkpoint that holds its length, the whole log before the result, and the
+    result before the checkpoints are removed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class RunFolder:
         self.result = path / "result.json"
 
     def has_work(self, config: RunConfig, *, resume: bool = False, force: bool = False) -> bool:
-        """Tell whether there is something left to run of `config`; nothing is changed yet.
+        """Return whether the run of `config` is still to be done; change nothing.
 
         A finished run of the same configuration is left alone. An unfinished one, or one whose
         result is damaged, is continued with `resume` and refused otherwise; `force` starts either
@@ -80,9 +80,9 @@ class RunFolder:
     def prepared(
         self, config: RunConfig, *, resume: bool = False, force: bool = False
     ) -> Iterator[bool]:
-        """Have the folder to oneself, with `config` in it; `force` clears what another run left.
+        """Lock the folder and write `config` to it; `force` first removes the files of another run.
 
-        Tells once more whether there is work: another process may have done it in the meantime.
+        Yields `has_work` again, because another process may have done the run in the meantime.
         """
         try:
             make_folder(self.path)
@@ -103,7 +103,7 @@ class RunFolder:
         except WriteError as error:
             # Existing files stay as they are: nothing is replaced before the new file is whole.
             raise RunError(
-                f"{error}; free some space or mend that, then continue with --resume"
+                f"{error}; free some space or fix that, then continue with --resume"
             ) from error
         finally:
             lock.release()
@@ -111,14 +111,14 @@ class RunFolder:
     def _begin(self, config: RunConfig, force: bool) -> None:
         try:
             self._remove_temporary()
-            # A result that is there is damaged, or of a configuration that is gone.
+            # A result that exists here is damaged, or has lost its configuration.
             self.result.unlink(missing_ok=True)
             if force:
                 self.checkpoints.remove()
                 for file in (self.steps, self.config):
                     file.unlink(missing_ok=True)
                 shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-            # They must be gone before another configuration takes their place.
+            # They must be removed on the disk before another configuration is written.
             sync_folder(self.path)
             if not self.config.exists():
                 write_atomically(self.config, config.to_json().encode())
@@ -128,16 +128,16 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def _remove_temporary(self) -> None:
-        """Remove what a process that was killed was writing."""
+        """Remove temporary files of a process that was killed while it wrote them."""
         for file in (self.config, self.environment, self.checkpoints.current, self.result):
             for unfinished in self.path.glob(f".{file.name}.*"):
                 unfinished.unlink(missing_ok=True)
 
     def remove_leftovers(self) -> None:
-        """Remove the checkpoints of a finished run, whose process was killed before it did."""
+        """Remove the checkpoints of a finished run whose process was killed before it did."""
         if not self.checkpoints.exist():
             return
-        # A finished run may be kept where nothing can be written, or be started over just now.
+        # The folder may be read-only, or another process may be starting the run over.
         with suppress(OSError), FileLock(self.path / ".lock", timeout=0):
             if self.result.exists():
                 self._remove_temporary()
@@ -153,7 +153,7 @@ class RunFolder:
             keys = differences(config, read_table(self.config))
         except ConfigError as error:
             raise RunError(f"{self.config}: {error}") from error
-        except (ValueError, AttributeError) as error:  # no text, no JSON, or no table
+        except (ValueError, AttributeError) as error:  # not text, not JSON, or not a table
             raise _damaged(self.config, error) from error
         if keys:
             raise RunError(
@@ -162,7 +162,7 @@ class RunFolder:
             )
 
     def load_checkpoint(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """Read the newest checkpoint that is whole and whose log is; say why newer ones are not."""
+        """Read the newest checkpoint that is intact with its log, and why newer ones are not."""
         return self.checkpoints.load(self._obstacle)
 
     def _obstacle(self, state: Mapping[str, Any]) -> str:
@@ -172,12 +172,12 @@ class RunFolder:
         return f"{self.steps.name} is damaged or lacks lines that were written before it"
 
     def describe(self, environment: Mapping[str, Any]) -> None:
-        """Write on which machine and with which versions the run is made."""
+        """Write the machine and the versions of the run to environment.json."""
         write_atomically(self.environment, (json.dumps(environment, indent=2) + "\n").encode())
 
     def finish(self, config: RunConfig, result: Mapping[str, Any]) -> None:
         """Write the result with the checksums of the other files, then drop the checkpoints."""
-        # Once more, as it was used: the file may have been damaged since the run began.
+        # Write the configuration again: the file may have been damaged since the run began.
         write_atomically(self.config, config.to_json().encode())
         beside = {path.name: file_digest(path) for path in self._beside()}
         signed = sign({"version": RESULT_VERSION, **result, "files": beside})
@@ -185,7 +185,7 @@ class RunFolder:
         self.checkpoints.remove()
 
     def read_result(self) -> dict[str, Any]:
-        """Read the result; ValueError says why it cannot be used."""
+        """Read the result; raise ValueError with the reason if it cannot be used."""
         result = read_signed(self.result, since=RESULT_VERSION)
         if "accuracy_matrix" not in result:
             raise DamagedError("result.json is damaged: it has no accuracy_matrix")
@@ -194,7 +194,7 @@ class RunFolder:
     def check_files(self, result: Mapping[str, Any], *, logs: bool = True) -> None:
         """Raise DamagedError for a file beside the result that is not as the run left it.
 
-        Without `logs`, the log is not read, which takes most of the time.
+        `logs=False` skips steps.jsonl, whose check takes most of the time.
         """
         known = result.get("files", {})  # Older versions have none.
         for path in self._beside():

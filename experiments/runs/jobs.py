@@ -16,7 +16,7 @@ from gradproj.experiments.runs.resolve import parse_overrides
 __all__ = ["make_jobs", "parse_changes"]
 
 
-# A run would be stored and reported under the name of another.
+# Keys that --set refuses, because the run would be stored under the name of another run.
 NAMING = {
     "seed": "all runs would have one seed: use --seeds {}",
     "benchmark": "use --benchmark with --method, or another preset",
@@ -36,10 +36,10 @@ def make_jobs(
     out: Path = Path("runs"),
     arguments: Mapping[str, Any],
 ) -> list[Job]:
-    """List the runs: every preset (or the benchmark with the method) with every seed.
+    """Return one job per preset (or the benchmark with the method) and seed.
 
-    The folder of a run is `out/benchmark/entry/seed-N`; values changed by hand become part of the
-    entry, so that they never land in the folder of the preset itself.
+    The folder of a run is `out/benchmark/entry/seed-N`. Changed values become part of the entry, so
+    that such a run never uses the folder of the preset itself.
     """
     if bool(names) == bool(benchmark or method) or bool(benchmark) != bool(method):
         raise ConfigError("name one or more presets, or both --benchmark and --method")
@@ -60,7 +60,7 @@ def make_jobs(
 
 
 def parse_changes(overrides: Sequence[str]) -> dict[str, Any]:
-    """Read what --set changes in all runs; what names a run is not among it."""
+    """Parse the values of --set; raise ConfigError for keys that name a run."""
     changes = parse_overrides(overrides)
     for key, cure in NAMING.items():
         if key in changes:

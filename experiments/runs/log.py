@@ -1,4 +1,4 @@
-"""The log of a run: one line of JSON per step, whose start a checkpoint vouches for."""
+"""The log of a run: one line of JSON per step. Checkpoints hold its length and checksum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 
 
 class StepLog:
-    """A buffered line of JSON per step; on resuming it is cut back to the checkpoint."""
+    """A buffered log with one line per step; `offset` is the length that the checkpoint knows."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path

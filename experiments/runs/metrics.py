@@ -33,7 +33,7 @@ def average_accuracy(R: ArrayLike) -> float:
 
 
 def backward_transfer(R: ArrayLike, divisor: Divisor = "pairs") -> float:
-    """BWT: what later tasks did to earlier ones, Σ_{j<T−1} (R[T−1, j] − R[j, j]) / divisor.
+    """BWT: effect of later tasks on earlier ones, Σ_{j<T−1} (R[T−1, j] − R[j, j]) / divisor.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def backward_transfer(R: ArrayLike, divisor: Divisor = "pairs") -> float:
 
 
 def forward_transfer(R: ArrayLike, b: ArrayLike, divisor: Divisor = "pairs") -> float:
-    """FWT: what earlier tasks did for later ones, Σ_{j≥1} (R[j−1, j] − b[j]) / divisor.
+    """FWT: effect of earlier tasks on later ones, Σ_{j≥1} (R[j−1, j] − b[j]) / divisor.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def forward_transfer(R: ArrayLike, b: ArrayLike, divisor: Divisor = "pairs") -> 
     b : array, shape (T,)
         Accuracies of the untrained network.
     divisor : "pairs" or "tasks"
-        As `backward_transfer`.
+        As for `backward_transfer`.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def forward_transfer(R: ArrayLike, b: ArrayLike, divisor: Divisor = "pairs") -> 
     before = np.asarray(b, dtype=np.float64)
     if before.shape != (len(R),):
         raise ValueError(
-            f"b has shape {before.shape}; give one accuracy for each of {len(R)} tasks"
+            f"b has shape {before.shape}; expected one accuracy for each of {len(R)} tasks"
         )
     return _over(R.diagonal(offset=1) - before[1:], divisor)
 
@@ -107,14 +107,14 @@ def learning_accuracy(R: ArrayLike) -> float:
 def average_incremental_accuracy(
     R: ArrayLike, sizes: ArrayLike | None = None, first: bool = True
 ) -> float:
-    """Mean over steps of the accuracy on all that has been seen by then.
+    """Mean over tasks of the accuracy on all tasks seen by then.
 
     Parameters
     ----------
     R : array, shape (T, T)
         In a class-incremental run: accuracies with all seen outputs competing.
     sizes : array, shape (T,), optional
-        Test images of each task, by which the tasks of a step are weighted; equal if left out.
+        Number of test images per task, used as weights; equal weights by default.
     first : bool
         Whether the first step counts: iCaRL and LUCIR keep it, GD leaves it out.
 

@@ -1,6 +1,7 @@
-"""The values of all presets, read from TOML files: one per benchmark, over one of all methods.
+"""The values of all presets, read from TOML files.
 
-It does not import torch, so that `gradproj list` is quick.
+The file of a benchmark is merged into a file with the values of all methods. This module does not
+import torch, so that `gradproj list` is quick.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gradproj.experiments.common.tables import merge
 
 __all__ = ["available", "canonical", "shared"]
 
-# The tables of methods. The file of a benchmark may name the one that it is laid over as `common`;
+# The tables of methods. The file of a benchmark names the one that it is merged into as `common`;
 # the default is "methods".
 COMMON = ("methods", "class-methods")
 # The keys of a file that are not values of its presets.
@@ -58,7 +59,7 @@ def canonical(name: str) -> str:
 
 
 def shared(benchmark: str) -> dict[str, Any]:
-    """Return what all presets of a benchmark start from; nothing if it has none.
+    """Return the values that all presets of a benchmark share; {} if it has no presets.
 
     Examples
     --------
@@ -71,7 +72,7 @@ def shared(benchmark: str) -> dict[str, Any]:
 
 @cache
 def _tables() -> Mapping[str, Mapping[str, Any]]:
-    """Read all files, each laid over the table of methods that it names."""
+    """Read all files, each merged into the table of methods that it names."""
     files = [
         f for f in (resources.files(__package__) / "presets").iterdir() if f.name.endswith(".toml")
     ]

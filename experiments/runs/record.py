@@ -39,7 +39,7 @@ class Record:
     matrix, averaged : list of lists
         Accuracy on each task (column) after each task (row); `averaged` with averaged weights.
     confusion : list
-        Where the task is unknown at test time: counts of classes by what they are taken for.
+        For class-incremental streams: counts of test samples by true and predicted class.
     at_chance : list of int
         Indices of tasks that were trained without learning anything; see `note_if_at_chance`.
     train_seconds, evaluation_seconds : float
@@ -79,8 +79,8 @@ class Record:
         """Record and return whether a task just evaluated was not learned.
 
         That is so if its mean training loss is at least that of guessing, log(classes), and its
-        test accuracy is at most two standard errors above 1/classes. The loss alone does not tell:
-        methods may add other terms to it.
+        test accuracy is at most two standard errors above 1/classes. The loss alone is not
+        sufficient, because methods may add other terms to it.
         """
         chance, samples = 1 / classes, len(task.testing)
         highest = chance + 2 * math.sqrt(chance * (1 - chance) / samples)
@@ -97,7 +97,7 @@ class Record:
         return sum(row) / len(row)
 
     def result(self, stream: Stream) -> dict[str, Any]:
-        """Return what `result.json` says of it."""
+        """Return the measurements as `result.json` stores them."""
         sizes = [len(task.testing) for task in stream.tasks]
         result: dict[str, Any] = {
             "accuracy_matrix": _jsonable(self.matrix),
@@ -111,7 +111,7 @@ class Record:
             result["averaged_accuracy_matrix"] = _jsonable(self.averaged)
             result["averaged_metrics"] = summarise(self.averaged, self.baseline, sizes)
         if self.confusion:
-            # Of each measured step: accuracy on all classes seen, and who was taken for whom.
+            # One entry per task: accuracy on all classes seen so far, and the confusion matrix.
             result["seen_accuracy"] = [seen_accuracy(counts) for counts in self.confusion]
             result["confusion"] = self.confusion
         return result

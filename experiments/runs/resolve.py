@@ -1,4 +1,4 @@
-"""From plain values to a checked configuration."""
+"""Conversion of plain values to a checked configuration."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def differences(config: RunConfig, stored: Mapping[str, Any]) -> list[str]:
 
 
 def complete(values: Mapping[str, Any]) -> RunConfig:
-    """Do as `resolve`, but do not look at the benchmark and the network, which may be own code."""
+    """Check everything except the benchmark and the network, which may be user-defined code."""
     version = values.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise ConfigError(
             f"version={version} was written by a newer gradproj; this one reads up to {VERSION}: "
-            "update gradproj, or start the run afresh"
+            "update gradproj, or start the run over"
         )
     values = upgrade(values)
     options = values.pop("options", {})
@@ -93,7 +93,7 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# The options' defaults that a version changed, as they were before it.
+# Defaults of options before the version that changed them.
 _DEFAULTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "ours": {"strength": 0.0, "replay": "sum"},
@@ -108,7 +108,7 @@ _DEFAULTS: dict[int, dict[str, dict[str, Any]]] = {
 
 
 def _check_names(config: RunConfig) -> None:
-    # Their own checks, before any data is touched.
+    # They check their own options before any data is loaded.
     try:
         benchmarks.check_options(config.benchmark, config.stream)
         networks.check_options(config.network, config.network_options)

@@ -1,4 +1,4 @@
-"""`run`: one run in its folder, from the configuration to the result."""
+"""`run`: execute one run in its folder, from the configuration to the result."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def run(
     report: Callable[[Event], None] = ignore,
     should_stop: Callable[[], bool] = never,
 ) -> bool:
-    """Run `config` in `folder`; False if it was finished already.
+    """Execute the run of `config` in `folder`; return False if it was finished already.
 
-    It seeds the global generators of Python, NumPy and torch and turns torch's deterministic
-    algorithms on, and leaves them so.
+    The call seeds the global generators of Python, NumPy and torch and enables torch's
+    deterministic algorithms. It does not restore them.
 
     Parameters
     ----------
     config : RunConfig
     folder : path
-        Gets the configuration, the log, the checkpoints and at last `result.json`.
+        Receives the configuration, the log, the checkpoints and finally `result.json`.
     stream : Stream, optional
-        The tasks, in place of those that `config.benchmark` names.
+        Tasks to use instead of those of `config.benchmark`.
     data_dir : Path, optional
         Where the data sets are.
     resume, force : bool
-        Continue an unfinished run; start over whatever is there.
+        Continue an unfinished run; delete what is in the folder and start over.
     checkpoint_seconds : float
         Time between checkpoints; 0 writes one after every step.
     device : str
@@ -58,16 +58,16 @@ def run(
     tensorboard : bool
         Write TensorBoard files to the folder as well.
     report : callable
-        Is told of each step and each evaluation.
+        Called with an `Event` for each step and each evaluation.
     should_stop : callable
-        Asked after each step; at True the run stops as it does at Ctrl-C.
+        Called after each step; if it returns True, the run stops as after Ctrl-C.
 
     Raises
     ------
     ConfigError
-        `config` or `device` cannot be used; the folder is as it was.
+        `config` or `device` cannot be used; the folder is unchanged.
     RunError
-        The folder holds something else, its checkpoint is damaged, or the training diverged.
+        The folder holds another run, its checkpoint cannot be used, or the training diverged.
     Interrupted
         The run was stopped.
     """
@@ -84,7 +84,7 @@ def run(
             stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
         job = Run(config, stream, store, device=device, data_dir=data_dir, report=report)
     except (TypeError, ValueError) as error:
-        # Only here can values be checked that depend on each other or on the data.
+        # Some values depend on each other or on the data and can only be checked here.
         raise ConfigError(str(error)) from error
     job.checkpoint_seconds, job.should_stop = checkpoint_seconds, should_stop
     if tensorboard:

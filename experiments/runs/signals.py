@@ -1,4 +1,4 @@
-"""Let Ctrl-C and SIGTERM end work at a good moment."""
+"""Handling of Ctrl-C and SIGTERM: work ends at a moment when its state can be saved."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def exit_code() -> int:
 
 
 def never() -> bool:
-    """Ask for no stop."""
+    """Return False: never stop."""
     return False
 
 
 @contextmanager
 def ended_at_once(message: str) -> Iterator[None]:
-    """End the process at Ctrl-C with one line: while modules are imported, nothing is to be saved.
+    """End the process at Ctrl-C with one line; used while modules are imported.
 
-    An exception would be raised anywhere inside them, and some libraries turn it into another.
+    A KeyboardInterrupt could be raised anywhere inside them, and some libraries turn it into
+    another exception.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -48,7 +49,7 @@ def ended_at_once(message: str) -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach: they inherit what is blocked here."""
+    """Block Ctrl-C; processes that are started inside inherit the blocked signal."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -61,9 +62,9 @@ def without_interrupts() -> Iterator[None]:
 
 @contextmanager
 def deferred_signals(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Call `request_stop` on the first Ctrl-C or SIGTERM; a second one acts at once, as ever.
+    """Call `request_stop` on the first Ctrl-C or SIGTERM; a second one acts at once.
 
-    Only the main thread of a process gets signals; in any other nothing changes.
+    Python delivers signals to the main thread only; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Benchmarks by name: a data set, a way to make tasks of it, and the published sizes."""
+"""Benchmarks by name: a data set, a builder of tasks, and the published sizes."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Benchmark:
     ----------
     kind : "permuted", "rotated" or "split"
     dataset : str
-        As `gradproj.experiments.data.load` takes it.
+        Name for `gradproj.experiments.data.load`.
     options : mapping
         Arguments of the builder that differ from its own defaults.
     """
@@ -84,18 +84,17 @@ def build(
     name : str
         A key of `BENCHMARKS`; or "split:CLASS", "permuted:CLASS", "rotated:CLASS" with a data set
         class of torchvision ("split:SVHN"); or "split", "permuted", "rotated" with `dataset`; or a
-        person's own function, named as `module:function`, which is called with `options` alone
-        and returns a Stream.
+        user-defined `module:function`, which is called with `options` only and returns a Stream.
     root : path, optional
-        The data folder; else GRADPROJ_DATA, else the user's cache.
+        The data folder; GRADPROJ_DATA or the user's cache by default.
     download : bool
-        Whether a data set that is not there may be downloaded.
+        Whether a missing data set may be downloaded.
     dataset : Dataset, optional
-        Use this in place of the named data set (`gradproj.experiments.data.from_pair` makes one
-        of torchvision-style objects).
+        Use this instead of the named data set. `gradproj.experiments.data.from_pair` converts
+        torchvision-style objects.
     validation : float
-        Test on this share of the training images of each class, which are then not trained on, and
-        leave the test images alone. Use it to choose settings. 0 tests on the test images.
+        Hold out this share of the training images of each class and test on them instead of on the
+        test images. Use it to choose hyper-parameters. 0 tests on the test images.
     **options
         Arguments of the builder: `tasks`, `samples`, `seed`; for splits also `class_order`,
         `scenario`, `first`, `classes`.
@@ -131,7 +130,7 @@ def build(
 
 
 def check_options(name: str, options: Mapping[str, Any], dataset: Dataset | None = None) -> None:
-    """Check a benchmark's name and options before any data is touched; raise a ValueError.
+    """Raise ValueError for an unknown benchmark or invalid options, before data is loaded.
 
     Examples
     --------
@@ -159,7 +158,7 @@ def check_options(name: str, options: Mapping[str, Any], dataset: Dataset | None
 
 
 def is_own_benchmark(name: str) -> bool:
-    """Whether a name is that of a person's own function.
+    """Return whether a name is that of a user-defined function.
 
     Examples
     --------

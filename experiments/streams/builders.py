@@ -17,7 +17,7 @@ __all__ = ["permuted", "rotated", "split"]
 def permuted(
     dataset: Dataset, tasks: int = 20, samples: int | None = 1000, seed: int = 0
 ) -> Stream:
-    """Give every task, the first included, its own fixed permutation of the pixels.
+    """Build a stream whose tasks, the first included, each permute the pixels in their own way.
 
     Parameters
     ----------
@@ -25,10 +25,10 @@ def permuted(
     tasks : int
         Number of tasks.
     samples : int or None
-        Training images of a task, drawn without replacement and independently for each task; None
-        takes all of them. The test set is whole in every task.
+        Number of training images per task, drawn without replacement and independently for each
+        task; None uses all. Every task uses the whole test set.
     seed : int
-        Drives permutations and draws; task t does not depend on the number of tasks.
+        Seed of the permutations and of the draws; task t does not depend on the number of tasks.
 
     Examples
     --------
@@ -47,9 +47,10 @@ def permuted(
 
 
 def rotated(dataset: Dataset, tasks: int = 20, samples: int | None = 1000, seed: int = 0) -> Stream:
-    """Rotate the images of task t by one angle, uniform in [180·t/T, 180·(t+1)/T) degrees.
+    """Build a stream whose task t rotates all images by one angle.
 
-    The rotation is Pillow's: nearest neighbour, black where nothing was. Arguments as `permuted`.
+    The angle is uniform in [180·t/T, 180·(t+1)/T) degrees. Pillow rotates with nearest neighbours
+    and black corners. The arguments are those of `permuted`.
 
     Examples
     --------
@@ -81,7 +82,7 @@ def split(
     first: int | None = None,
     classes: int | None = None,
 ) -> Stream:
-    """Deal the classes out to the tasks, equally many to each.
+    """Build a stream that splits the classes among the tasks, the same number for each.
 
     Parameters
     ----------
@@ -89,17 +90,17 @@ def split(
     tasks : int
         Number of tasks.
     samples : int or None
-        Training images of a task, drawn without replacement; None takes all.
+        Number of training images per task, drawn without replacement; None uses all.
     class_order : str or sequence of int
         As `gradproj.experiments.streams.orders.class_order`.
     seed : int
-        Drives the draws, and the order if it is "seeded".
+        Seed of the draws, and of the order if that is "seeded".
     scenario : "task", "class" or "domain"
         With "task" and "class" the k-th class of the order has output k, so tasks own disjoint
         outputs; with "domain" every task uses the same outputs.
     first : int or None
-        Classes of the first task, where it is larger than the others (class-incremental
-        protocols that start from half of the classes); the others share the rest equally.
+        Number of classes of the first task, for protocols that start from half of the classes.
+        The other tasks share the rest equally.
     classes : int or None
         Use only the first classes of the order, and leave out the images of the others. None uses
         all classes.
@@ -198,7 +199,7 @@ def _draw(available: int, samples: int, seed: int, task: int) -> torch.Tensor:
     return torch.from_numpy(chosen.astype(np.int64))
 
 
-# One seed, many independent draws: what is drawn and for which task enter the seed as well.
+# The purpose and the task are part of the seed, so that draws are independent.
 _PURPOSES = {"pixels": 1, "angle": 2, "samples": 3}
 
 

@@ -1,4 +1,4 @@
-"""The order in which a class-split stream meets the classes."""
+"""The order of classes in streams that split them."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def class_order(order: str | Sequence[int], classes: int, seed: int = 0) -> tupl
     classes : int
         Number of classes.
     seed : int
-        Used by "seeded" alone.
+        Used only by "seeded".
 
     Examples
     --------

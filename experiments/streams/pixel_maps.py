@@ -1,4 +1,4 @@
-"""Image changes that only move pixels: one index a pixel, the same for all images of a task."""
+"""Image transformations that only move pixels, stored as one index per pixel."""
 
 import numpy as np
 import torch
@@ -7,10 +7,10 @@ __all__ = ["move_pixels", "rotation_map"]
 
 
 def rotation_map(height: int, width: int, degrees: float) -> torch.Tensor:
-    """For each pixel of the rotated image the index of its source pixel, or −1 for black.
+    """Return, for each pixel of the rotated image, the index of its source pixel; −1 is black.
 
-    A nearest-neighbour rotation moves pixels and nothing else, so rotating the image of pixel
-    numbers once (with Pillow) tells where every pixel of every image goes.
+    A nearest-neighbour rotation only moves pixels, so it is enough to rotate one image of pixel
+    indices with Pillow.
 
     Examples
     --------

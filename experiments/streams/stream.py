@@ -1,7 +1,7 @@
 """Tasks, and streams of them.
 
-The images stay the data set's bytes, shared by all tasks. A task holds indices into them (and a
-pixel map), and makes floats when asked, so a stream costs next to nothing beside its data set.
+All tasks share the images of the data set, stored as bytes. A task holds indices into them (and a
+pixel map) and converts images to floats on demand, so a stream needs little memory of its own.
 """
 
 from collections.abc import Iterator
@@ -29,17 +29,17 @@ class Part:
     pixels: torch.Tensor | None = None
 
     def floats(self, rows: slice = slice(None)) -> Images:
-        """Make the images float32 in [0, 1], all or some; the labels are those of the head."""
+        """Return images as float32 in [0, 1], all or some, with their labels of the head."""
         x = self.images[rows] if self.rows is None else self.images[self.rows[rows]]
-        # Floats first: torch moves them four times as fast as bytes.
-        # A copy, because images that are floats already must stay as they are.
+        # Convert first: torch moves floats four times as fast as bytes.
+        # Copy, because images that are floats already must not change.
         x = x.to(torch.float32, copy=True).div_(self.scale)
         if self.pixels is not None:
             x = move_pixels(x, self.pixels)
         return x, self.labels[rows].clone()
 
     def batches(self, size: int) -> Iterator[Images]:
-        """Go through it in batches, which stay in the cache where the whole would not."""
+        """Iterate over batches, which fit into the cache when the whole part does not."""
         return (self.floats(slice(i, i + size)) for i in range(0, len(self), size))
 
     def __len__(self) -> int:
@@ -82,10 +82,10 @@ class Stream:
     Attributes
     ----------
     name : str
-        Data set and way of cutting it.
+        Name of the data set and of the builder.
     scenario : "task", "class" or "domain"
-        What is known at test time: the task (its outputs only are scored), nothing (all outputs
-        compete), or all tasks share the same outputs.
+        "task": the task is known at test time, and only its outputs compete. "class": the task is
+        unknown, and all outputs compete. "domain": all tasks use the same outputs.
     tasks : tuple of Task
     outputs : int
         Outputs that the head needs for the whole stream.

@@ -11,7 +11,7 @@ from gradproj.experiments.methods.bounds.single import Single
 
 
 class Crash:
-    """In place of a configuration: kills its process as soon as a run looks at it."""
+    """Used as a configuration: kills its process when a run reads an attribute."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -20,20 +20,20 @@ class Crash:
 
 
 class CrashInAWord(Crash):
-    """The same, while it tells something: its message is announced and not sent whole."""
+    """The same, while it sends a message: its length is sent, and only a part of the content."""
 
     def __getattr__(self, name):
         frame = sys._getframe()
-        while frame is not None and "told" not in frame.f_locals:
+        while frame is not None and "sender" not in frame.f_locals:
             frame = frame.f_back
         if frame is not None:
-            os.write(frame.f_locals["told"].fileno(), struct.pack("!i", 100) + b"cut")
+            os.write(frame.f_locals["sender"].fileno(), struct.pack("!i", 100) + b"cut")
         return super().__getattr__(name)
 
 
 @dataclass(frozen=True)
 class Options:
-    """When it dies: `number` is a signal, and once the file `mark` exists it lives."""
+    """When it dies: at `step`, by the signal `number`, unless the file `mark` exists."""
 
     mark: str = ""
     number: int = int(signal.SIGKILL)

@@ -11,12 +11,12 @@ from gradproj.experiments.runs.evaluation import summarise
 ENVIRONMENT = {"python": "3.11.7", "versions": {"gradproj": "0.1.0", "torch": ""}, "commit": ""}
 
 
-def matrix(last, tasks=4, learnt=0.8):
-    """An accuracy matrix whose last row is `last` everywhere and whose diagonal is `learnt`."""
+def matrix(last, tasks=4, learned=0.8):
+    """An accuracy matrix whose last row is `last` everywhere and whose diagonal is `learned`."""
     R = np.full((tasks, tasks), 0.1)
     for i in range(tasks):
-        R[i, :i] = learnt
-        R[i, i] = learnt
+        R[i, :i] = learned
+        R[i, i] = learned
     R[-1] = last
     return R.tolist()
 

@@ -20,7 +20,7 @@ def execute_all(
     workers: int | None = None,
     address: str | None = None,
 ) -> list[Outcome]:
-    """Do all jobs on the chosen executor; a single one stays in this process."""
+    """Execute all jobs on the chosen executor; a single job runs in this process."""
     if executor == "ray":
         return run_on_ray(jobs, show, address, workers)
     if len(jobs) == 1:

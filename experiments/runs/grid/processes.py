@@ -43,8 +43,8 @@ def run_in_processes(
     running: dict[Any, tuple[Job, BaseProcess]] = {}
     sent: dict[str, Outcome] = {}
     progress = Progress(show)
-    # Nothing is sent through this pipe. It ends when this end is closed, by us or by our death.
-    # Unlike a signal, it can reach a process twice without harm: Ctrl-C reaches all processes too.
+    # Nothing is sent through this pipe. Closing this end, or the death of this process, stops the
+    # workers. A signal would not do: Ctrl-C reaches them from the terminal as well.
     watched, lifeline = context.Pipe(duplex=False)
     try:
         with deferred_signals(lifeline.close):
@@ -54,9 +54,9 @@ def run_in_processes(
                     progress.end(job, Outcome(job.name, "interrupted", "not started"))
                 while waiting and len(running) < workers:
                     job = waiting.popleft()
-                    heard, told = context.Pipe(duplex=False)
+                    receiver, sender = context.Pipe(duplex=False)
                     process = context.Process(
-                        target=_work, args=(job, told, watched), name=job.name
+                        target=_work, args=(job, sender, watched), name=job.name
                     )
                     try:
                         process.start()
@@ -66,16 +66,16 @@ def run_in_processes(
                             raise
                         progress.end(job, Outcome(job.name, "interrupted", "not started"))
                         continue
-                    told.close()  # Otherwise the pipe would not end with the process.
-                    running[heard] = job, process
-                for heard in wait(list(running)):
-                    item = _next(heard)
+                    sender.close()  # Otherwise the pipe would not end with the process.
+                    running[receiver] = job, process
+                for receiver in wait(list(running)):
+                    item = _next(receiver)
                     if isinstance(item, Outcome):
                         sent[item.name] = item
                     elif item is not None:
                         progress.hear(item)
                     else:
-                        job, process = running.pop(heard)
+                        job, process = running.pop(receiver)
                         process.join()
                         outcome, lost = _ended(
                             job,
@@ -93,30 +93,30 @@ def run_in_processes(
     finally:
         lifeline.close()
         watched.close()
-        for heard in running:
-            heard.close()
+        for receiver in running:
+            receiver.close()
     return progress.outcomes(jobs)
 
 
-def _next(heard: Any) -> Event | Outcome | None:
+def _next(receiver: Any) -> Event | Outcome | None:
     """Receive an item from a process, or None if the process has ended, even within an item."""
     try:
-        item: Event | Outcome = heard.recv()
+        item: Event | Outcome = receiver.recv()
     except (EOFError, OSError):
-        heard.close()
+        receiver.close()
         return None
     return item
 
 
-def _work(job: Job, told: Any, watched: Any) -> None:
-    faulthandler.enable()  # If it dies of a signal, its errors say where.
-    # The lifeline reports Ctrl-C. An exception anywhere would only leave a traceback.
+def _work(job: Job, sender: Any, watched: Any) -> None:
+    faulthandler.enable()  # If a signal kills it, its standard error says where.
+    # The lifeline stops the run at Ctrl-C; an exception would only leave a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def send(item: Event | Outcome) -> None:
         # If the parent is gone, the run still has to write its checkpoint.
         with suppress(BrokenPipeError):
-            told.send(item)
+            sender.send(item)
 
     send(execute(job, send, should_stop=lambda: bool(wait([watched], 0))))
 

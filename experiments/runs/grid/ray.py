@@ -1,4 +1,4 @@
-"""The same grid of runs on a Ray cluster, or on a local Ray."""
+"""A grid of runs on a Ray cluster, or on a local Ray."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_on_ray(
         with deferred_signals(stop.set):
             while running:
                 if stop.is_set() and not cancelled:
-                    # Raises Ctrl-C in the workers, whose runs then write their checkpoints.
+                    # Raises KeyboardInterrupt in the workers, whose runs then write checkpoints.
                     cancelled = True
                     for reference in running:
                         ray.cancel(reference)
@@ -106,7 +106,7 @@ def _outcome(ray: Any, reference: Any, job: Job, *, stopped: bool) -> tuple[Outc
         if stopped:  # perhaps before its first step
             return Outcome(job.name, "interrupted", "stopped; --resume continues it"), ""
         message = f"its Ray worker was lost: {error}"
-        # Errors of the task itself, such as a module that a worker cannot import, come again.
+        # Errors of the task itself would occur again, such as a module that cannot be imported.
         lost = "" if isinstance(error, ray.exceptions.RayTaskError) else type(error).__name__
         return Outcome(job.name, "failed", message), lost
     terminated = outcome.kind == "interrupted" and not stopped

@@ -1,4 +1,4 @@
-"""Start the server that workers are forked from, as this process is: its modules, its errors."""
+"""The server that workers are forked from, with the import path of this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkerErrors:
         self._read = 0
 
     def take(self) -> str:
-        """Return what is new."""
+        """Return the text that was written since the last call."""
         if self.file is None:
             return ""
         new = os.pread(self.file.fileno(), os.fstat(self.file.fileno()).st_size, self._read)
@@ -51,7 +51,7 @@ def _errors() -> WorkerErrors:
 
 
 def start_server() -> WorkerErrors:
-    """Start the server, unless it runs already; its workers write their errors to the result."""
+    """Start the server unless it runs already; return the standard error of its workers."""
     errors = _errors()
     assert errors.file is not None
     # Starting the tracker unblocks Ctrl-C, so it must run before the server is started.
@@ -84,7 +84,7 @@ def _standard_error(descriptor: int) -> Iterator[None]:
     """Let processes that are started inside inherit `descriptor` as their standard error."""
     try:
         kept = os.dup(2)
-    except OSError:  # It is closed; what workers write is kept all the same.
+    except OSError:  # It is closed; the errors of workers are kept all the same.
         kept = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, 2)
     try:

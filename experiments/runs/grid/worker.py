@@ -1,4 +1,4 @@
-"""One job of a grid, done in the process that calls it."""
+"""One job of a grid, executed in the calling process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Job", "Outcome", "execute"]
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be done, with its name for messages and the arguments of `runner.run`."""
+    """One run of a grid: its name for messages, and the arguments of `runner.run`."""
 
     name: str
     config: RunConfig
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended, by the `kind` of its last `Event`, and why."""
+    """How a job ended: the `kind` of its last `Event`, and the reason."""
 
     name: str
     kind: str
@@ -41,7 +41,7 @@ class Outcome:
 def execute(
     job: Job, send: Callable[[Event], None], should_stop: Callable[[], bool] = never
 ) -> Outcome:
-    """Do one job in this process with one thread; an error is an outcome, not an exception."""
+    """Execute one job in this process with one thread; errors are returned as outcomes."""
     torch.set_num_threads(1)
     report = throttled(send, job.name)
     try:
@@ -53,7 +53,7 @@ def execute(
     except (RunError, OSError) as error:
         outcome = Outcome(job.name, "failed", str(error))
     except Exception as error:
-        # Anything else is a defect: keep where it came from, and let the other runs continue.
+        # Any other exception is a bug: keep its traceback, and let the other runs continue.
         where = traceback.format_exc()
         outcome = Outcome(job.name, "failed", f"{type(error).__name__}: {error}\n{where}")
     else:

@@ -1,4 +1,4 @@
-"""What a checkpoint can hold, and what a run needs beside it."""
+"""Values that a checkpoint can hold, and files that a run leaves beside it."""
 
 import numpy as np
 import pytest

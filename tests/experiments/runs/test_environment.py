@@ -1,4 +1,4 @@
-"""What a run notes of its surroundings: above all the commit of the code, never of another."""
+"""The environment that a run records, above all the commit of its own code."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Stopping a run anywhere, and going on, changes nothing."""
+"""A run that is stopped at any step and resumed ends like an uninterrupted one."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a run does with the folder that it finds, and what it refuses."""
+"""Folders that a run accepts, continues or refuses."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""Runs: what they write, measure and tell."""
+"""Runs: the files they write, their measurements and their events."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from gradproj.experiments.runs.runner import run
 from gradproj.experiments.runs.training import Run
 from gradproj.experiments.streams import benchmarks
 
-# What makes methods quick enough to be run whole.
+# Options that make slow methods quick enough for a whole run.
 SMALL = {
     "gdumb": {"passes": 2},
     "mas": {"samples": 5},
@@ -141,7 +141,7 @@ def test_evaluation_counts_every_sample_and_restores_the_mode():
 @pytest.mark.parametrize(
     ("scenario", "named", "message"),
     [
-        ("domain", [[0]], r"'single' returned shape \(7, 1\) for 7 images; return one output's"),
+        ("domain", [[0]], r"'single' returned shape \(7, 1\) for 7 images; return one class"),
         # Class 0 taken for class 3 would count as class 1 taken for itself.
         ("class", [3], r"'single' named outputs 3 to 3; choose among those seen, 0 to 1"),
         ("class", [-1], r"'single' named outputs -1 to -1; choose among those seen"),
@@ -183,14 +183,14 @@ def test_tensorboard_missing_says_what_to_install(tmp_path, monkeypatch):
         ("gdumb", {"passes": 8, "every_task": False}, [1 / 11, 2 / 11, 1]),
     ],
 )
-def test_progress_is_told_by_the_samples_a_task_takes(method, options, shares, tmp_path):
+def test_progress_is_measured_in_samples_per_task(method, options, shares, tmp_path):
     values = {**QUICK, "method": method, "stream": {"tasks": 3, "samples": 20}}
     values["options"] = options
     values |= {"batch": 10, "memory": {"per_task": 50, "batch": 20}}
-    told = []
-    run(resolve(values), tmp_path, report=told.append)
-    assert [e.fraction for e in told if e.kind == "task"] == pytest.approx(shares)
-    steps = [e.fraction for e in told if e.kind == "step"]
+    heard = []
+    run(resolve(values), tmp_path, report=heard.append)
+    assert [e.fraction for e in heard if e.kind == "task"] == pytest.approx(shares)
+    steps = [e.fraction for e in heard if e.kind == "step"]
     assert steps == sorted(steps)
 
 

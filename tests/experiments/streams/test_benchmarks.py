@@ -9,7 +9,7 @@ from gradproj.experiments.streams import benchmarks
 from gradproj.experiments.streams.benchmarks import BENCHMARKS, build, check_options
 
 SHAPES = {
-    # name: (classes, training images a class, test images a class, image shape)
+    # name: (classes, training images per class, test images per class, image shape)
     "mnist": (10, 110, 4, (1, 28, 28)),
     "fashion-mnist": (10, 110, 4, (1, 28, 28)),
     "cifar10": (10, 1300, 4, (3, 2, 2)),
@@ -20,7 +20,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def synthetic(monkeypatch):
-    """Data sets with the published classes and images a class, but hardly any pixels."""
+    """Data sets with the published numbers of classes and images, but few pixels."""
     real = benchmarks.load
 
     def load(name, root=None, **options):
