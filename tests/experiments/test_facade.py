@@ -19,15 +19,9 @@ def test_the_list_is_that_of_the_homes():
     assert sorted(experiments.__all__) == sorted(experiments._HOMES)
 
 
-<<<<<<< HEAD
 def test_an_unknown_name_is_not_an_attribute():
     with pytest.raises(AttributeError, match="has no attribute 'Learner2'"):
         experiments.Learner2  # noqa: B018
-=======
-def test_an_unknown_name_is_no_attribute():
-    with pytest.raises(AttributeError, match="has no attribute 'Lerner'"):
-        experiments.Lerner  # noqa: B018
->>>>>>> 9da472c (Write the texts of runs, streams and common in plain English)
 
 
 def test_importing_it_loads_no_torch():
