@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sized
 
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -15,16 +13,13 @@ from gradproj.adapters.torch import _arguments
 from gradproj.adapters.torch._arguments import Backend, Distributed, EngineName, Overflow
 from gradproj.adapters.torch._eager import eager
 from gradproj.adapters.torch._engines import LOOP, Batch, Evaluate, VectorizeError, choose
-from gradproj.adapters.torch._processes import Processes
-from gradproj.adapters.torch._solver import Solver
-from gradproj.adapters.torch._step import Step
-from gradproj.adapters.torch._steps import Steps
+from gradproj.adapters.torch._stored_steps import StoredSteps
 from gradproj.adapters.torch.layers import Layers
 
 Loss = Tensor | Callable[[], Tensor]
 
 
-class Projector:
+class Projector(StoredSteps):
     """Continual learning for a training loop: projects the new gradient against the old tasks'.
 
     For each layer it solves the method's problem, for example with :class:`gradproj.Decomposed`
@@ -93,29 +88,9 @@ class Projector:
     to None, so that the optimizer skips the parameter as usual. If a step raises an error,
     ``.grad`` is what it was before.
 
-    The default method was chosen on a stream of ten permutations of scikit-learn's digits, with
-    seeds 10 to 14. The table is from seeds 20 to 24, which were not used for the choice: mean
-    accuracy in percent with plain SGD, one epoch, batches of 10 and 50 stored samples per task
-    (``gradproj run --benchmark permuted-digits --set memory.per_task=50``, and the options of each
-    row).
-
-    ==========================================  =======  ======  ======
-    learning rate                                  0.03     0.1     0.3
-    ==========================================  =======  ======  ======
-    fine-tuning                                    33.3    35.5    27.4
-    ``gp.Decomposed()``, the paper's equations     45.8    36.2    28.9
-    ``gp.GEM()``                                   58.0    66.7    67.8
-    the default                                    70.2    78.6    76.1
-    its replay term alone                          69.0    80.2    76.0
-    the sum of the gradients, strength 0.5         74.4    80.7    76.6
-    ==========================================  =======  ======  ======
-
-    The default is not the best method in this table. The sum is better at 0.03 and 0.1 (by 4.2 and
-    2.1 points, on each of the five seeds) and equal within the spread at 0.3. The replay term does
-    most of the work: without the projection, accuracy is 1.3 points lower at 0.03, 1.6 points
-    higher at 0.1 (both on each seed) and equal at 0.3. The mean is the default because the step of
-    the sum grows with the number of tasks: on 20 permutations of Fashion-MNIST the sum collapses at
-    a learning rate of 0.1.
+    The default method was chosen by measurement, and it is not the best one everywhere. Its replay
+    term, the mean of the old gradients, does most of the work. The page "Which method when" of the
+    documentation has the table.
 
     The effect of momentum, mixed precision and clipping is described in
     :mod:`gradproj.adapters.torch`. A copied or pickled projector takes its model along, but no
@@ -157,19 +132,18 @@ class Projector:
         distributed: Distributed | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        _arguments.model(model)
-        _arguments.method(method)
-        _arguments.choices(
-            backend=backend, engine=engine, overflow=overflow, distributed=distributed
+        _arguments.choices(engine=engine)
+        super().__init__(
+            model,
+            method,
+            layers,
+            backend=backend,
+            running_statistics=running_statistics,
+            overflow=overflow,
+            distributed=distributed,
+            process_group=process_group,
         )
-        self.model = model
-        self.running_statistics = running_statistics
-        self.overflow: Overflow = overflow
-        self.last: gp.Solution | None = None
         self._wanted_engine: EngineName = engine
-        solver = Solver(method, Processes(distributed, process_group))
-        self._steps = Steps(model, layers, backend, solver)
-        self._steps.rows()  # raises for layers that do not fit the model
         self.engine = choose(engine, model).name
 
     def __repr__(self) -> str:
@@ -178,34 +152,6 @@ class Projector:
             f"{type(self).__name__}({self.method!r}, layers={len(rows.layout.names)}, "
             f"engine={self.engine!r}, backend={rows.backend!r})"
         )
-
-    @property
-    def method(self) -> gp.Method:
-        """The problem that is solved for each layer."""
-        return self._steps.solver.method
-
-    @method.setter
-    def method(self, method: gp.Method) -> None:
-        _arguments.method(method)
-        self._steps.solver.method = method
-
-    @property
-    def layers(self) -> dict[str, tuple[str, ...]]:
-        """Layer name to the names of its parameters."""
-        return dict(self._steps.rows().layout.names)
-
-    @property
-    def backend(self) -> str:
-        """The library that measures the inner products."""
-        return self._steps.rows().backend
-
-    @property
-    def copied(self) -> int:
-        """Number of gradients of the last step that were computed elsewhere and copied.
-
-        The loop copies none unless a hook replaces ``.grad``. vmap copies those of all old tasks.
-        """
-        return self._steps.copied
 
     @eager
     def backward(
@@ -298,113 +244,3 @@ class Projector:
             self._wanted_engine = "loop"
             warnings.warn(f'engine="auto": {refusal}; the loop is used from now on', stacklevel=3)
         return value
-
-    @eager
-    def zero_grad(self, task: int | None = None) -> None:
-        """Point every ``.grad`` at a zeroed row of the buffer, so that nothing is copied later.
-
-        Parameters
-        ----------
-        task : int, optional
-            The old task whose gradient comes next; the new task's unless given. Backward calls
-            then accumulate, as after ``optimizer.zero_grad()``.
-        """
-        _arguments.task(task)
-        self._steps.attach(task)
-
-    @eager
-    def store(self, task: int) -> None:
-        """Take what is in ``.grad`` as the gradient of an old task.
-
-        It is copied into the buffer unless :meth:`zero_grad` has put it there to begin with, and
-        ``.grad`` is set to None. It stays there until :meth:`project`. To start a step again,
-        use :meth:`reset`.
-
-        Parameters
-        ----------
-        task : int
-            Number of the old task: 0, 1, 2, …
-        """
-        _arguments.task(task)
-        self._steps.store(task)
-
-    def reset(self) -> None:
-        """Drop the stored gradients, for a step that is not to be finished."""
-        self._steps.reset()
-
-    @eager
-    def project(self, old_passes: Iterable[Callable[[], object]] = ()) -> None:
-        """Take what is in ``.grad`` as the new gradient, and replace it by the update.
-
-        This is the exact form of gradient accumulation: gradients are accumulated first, and then
-        projected. The stored gradients are used up.
-
-        Parameters
-        ----------
-        old_passes : iterable of callables
-            One function per old task that runs the backward pass of its loss, in place of
-            :meth:`zero_grad`, backward and :meth:`store`. Use it where a trainer has its own
-            backward call, such as ``accelerator.backward(loss)``. Functions whose gradient the
-            method does not need are not called.
-
-        Examples
-        --------
-        Gradient accumulation over two micro-batches:
-
-        >>> import torch
-        >>> from gradproj.adapters.torch import Projector
-        >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> projector = Projector(model, gp.GEM())
-        >>> projector.zero_grad(task=0)
-        >>> for micro in torch.tensor([[[-2.0, 0.0]], [[0.0, 2.0]]]):
-        ...     (model(micro).sum() / 2).backward()
-        >>> projector.store(0)
-        >>> projector.zero_grad()
-        >>> model(torch.tensor([[1.0, 0.0]])).sum().backward()
-        >>> projector.project()
-        >>> model.weight.grad
-        tensor([[0.5000, 0.5000]])
-
-        The same update, with the old task's gradient computed on demand:
-
-        >>> model.zero_grad()
-        >>> model(torch.tensor([[1.0, 0.0]])).sum().backward()
-        >>> projector.project([lambda: model(torch.tensor([[-1.0, 1.0]])).sum().backward()])
-        >>> model.weight.grad
-        tensor([[0.5000, 0.5000]])
-        """
-        self.last = self._steps.project(
-            _arguments.passes(old_passes),
-            running_statistics=self.running_statistics,
-            overflow=self.overflow,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that a later step depends on: the draws of :class:`gradproj.SGEM`.
-
-        ``torch.load(weights_only=True)`` reads it back.
-        """
-        return {
-            "layers": {name: list(members) for name, members in self.layers.items()},
-            "method": self.method.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a :meth:`state_dict`."""
-        mine = {name: list(members) for name, members in self.layers.items()}
-        if state["layers"] != mine:
-            raise ValueError(
-                f"state has layers {state['layers']} and the projector {mine}; build the model "
-                "and the projector as they were"
-            )
-        self.method.load_state_dict(state["method"])
-
-    @contextmanager
-    def _step(self, tasks: int | None) -> Iterator[Step]:
-        """Start a step; if it raises an error, there is no last solution."""
-        with self._steps.started(tasks) as step:
-            try:
-                yield step
-            except BaseException:
-                self.last = None
-                raise
