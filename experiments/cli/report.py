@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradproj.experiments.reports.collect import TUNING, collect
 from gradproj.experiments.reports.content import build
-from gradproj.experiments.reports.export import export, write_readme
+from gradproj.experiments.reports.export import export, write_pages
 from gradproj.experiments.reports.notes import FILE, read_notes
 from gradproj.experiments.reports.render.files import write_figures, write_tables
 from gradproj.experiments.reports.render.page import write_report
@@ -73,7 +73,7 @@ def execute(args: argparse.Namespace) -> int:
             print(f"{len(kept)} runs kept")
             if not kept and not args.results.exists():
                 raise ValueError(f"RUNS has no finished run to keep in {args.results}")
-        print(write_readme(args.results))
+        print("\n".join(map(str, write_pages(args.results))))
     as_files = args.csv or args.latex or args.figures
     out = args.out or (None if args.results and not as_files else Path("report"))
     if out is not None:

@@ -1,4 +1,4 @@
-"""Small files to keep: one JSON a run, and the README that is made from them."""
+"""Exported results: one JSON file per run, and the README and findings made from them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any
 from gradproj.experiments.common.files import component, write_atomically
 from gradproj.experiments.reports.collect import TUNING, RunRecord, collect
 from gradproj.experiments.reports.content import build
+from gradproj.experiments.reports.findings import SOURCE, fill
 from gradproj.experiments.reports.naming import fingerprint, name_of
 from gradproj.experiments.reports.notes import FILE, read_notes
 from gradproj.experiments.reports.render.markdown import render
+from gradproj.experiments.reports.rows import group
+from gradproj.experiments.reports.tables.table import STATUS
 
-__all__ = ["export", "readme", "to_json", "write_readme"]
+__all__ = ["export", "findings", "readme", "to_json", "write_pages"]
 
+GENERATED = f"<!-- Written by `gradproj report --results` from {SOURCE}; edit that file. -->"
 INTRODUCTION = (
     "`gradproj report --results results` writes this file from the runs in this folder; do not "
     "edit it. Each run is one file with its configuration, accuracy matrix, duration and versions. "
@@ -56,13 +60,13 @@ def export(runs: Iterable[RunRecord], folder: Path) -> list[Path]:
 
 
 def _place(run: RunRecord) -> Path:
-    # As run folders: some file systems take no colon, and this one may go through git to them.
+    # Some file systems do not allow colons, and git may copy this folder to one of them.
     series, _, entry = str(name_of(run.config)).replace(":", "-").partition("/")
     return Path(component(series), component(entry), f"seed-{run.seed}.json")
 
 
 def to_json(run: RunRecord) -> str:
-    """Write a run, a line for each row of a matrix, so that differences can be read."""
+    """Write a run as JSON, with one line per row of a matrix, so that diffs are readable."""
     content: dict[str, Any] = {
         "version": 1,
         "scenario": run.scenario,
@@ -93,7 +97,7 @@ def readme(folder: Path) -> str:
     Raises
     ------
     ValueError
-        If one of the files cannot be read: what is kept must be whole.
+        If one of the files cannot be read.
     """
     collection = collect([folder])
     if collection.problems:
@@ -105,8 +109,24 @@ def readme(folder: Path) -> str:
     return render(report, "Results", INTRODUCTION)
 
 
-def write_readme(folder: Path) -> Path:
-    """Write the README of a folder of exported runs."""
-    path = folder / "README.md"
-    write_atomically(path, readme(folder).encode())
-    return path
+def findings(folder: Path) -> str | None:
+    """Fill in the findings of a folder of exported runs; None if it has no text for them."""
+    source = folder / SOURCE
+    if not source.exists():
+        return None
+    collection = collect([folder])
+    report = build(collection, {})
+    cells = {status: report.count(status) for status in STATUS}
+    text = fill(source.read_text(encoding="utf-8"), group(collection.runs), cells)
+    return f"{GENERATED}\n\n{text}"
+
+
+def write_pages(folder: Path) -> list[Path]:
+    """Write the README of a folder of exported runs, and its findings if it has a text for them."""
+    pages = {"README.md": readme(folder), "findings.md": findings(folder)}
+    written = []
+    for name, text in pages.items():
+        if text is not None:
+            write_atomically(folder / name, text.encode())
+            written.append(folder / name)
+    return written

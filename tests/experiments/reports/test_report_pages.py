@@ -14,7 +14,7 @@ from support.runs import matrix, write_run
 from gradproj.experiments import cli
 from gradproj.experiments.reports.collect import TUNING, collect
 from gradproj.experiments.reports.content import build
-from gradproj.experiments.reports.export import export, readme
+from gradproj.experiments.reports.export import export, findings, readme
 from gradproj.experiments.reports.naming import fingerprint
 from gradproj.experiments.reports.render.markdown import render
 from gradproj.experiments.reports.render.page import render_page
@@ -141,6 +141,7 @@ def test_the_committed_readme_is_what_the_committed_files_give():
     for kept in (folder, folder / TUNING):
         if kept.exists():
             assert (kept / "README.md").read_text(encoding="utf-8") == readme(kept)
+    assert (folder / "findings.md").read_text(encoding="utf-8") == findings(folder)
 
 
 def test_runs_for_tuning_stay_apart_from_those_reported(runs, tmp_path):

@@ -1,0 +1,76 @@
+"""The findings: a text whose numbers are filled in from the runs that it is about.
+
+The text is `findings.in.md` in a folder of exported runs. It may contain these placeholders, where
+NAME is a row of the report such as ``mnist-permutations/ours`` or ``split-cifar10/single,lr=0.1``:
+
+- ``{acc NAME}``: ACC with its deviation over the seeds,
+- ``{gain NAME}``: ACC minus that of the control, with its 95 % interval,
+- ``{cells STATUS}``: number of the paper's cells that are within, near, above or below it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from gradproj.experiments.reports.comparison import compare, compare_at_best_rate
+from gradproj.experiments.reports.rows import Row
+from gradproj.experiments.reports.tables.controls import gain_cells
+from gradproj.experiments.reports.tables.table import spread
+
+__all__ = ["SOURCE", "fill"]
+
+# The file with the placeholders.
+SOURCE = "findings.in.md"
+NOT_RUN = "(no finished run yet)"
+
+
+def fill(text: str, rows: Sequence[Row], cells: Mapping[str, int]) -> str:
+    """Replace the placeholders of a text by numbers.
+
+    A row without a finished run becomes "(no finished run yet)", so that a text can wait for it.
+
+    Parameters
+    ----------
+    text : str
+    rows : sequence of Row
+    cells : mapping
+        Number of the paper's cells per status.
+
+    Raises
+    ------
+    ValueError
+        For an unknown placeholder.
+    """
+    named = {str(row.name): row for row in rows if row.finished}
+
+    def number(found: re.Match[str]) -> str:
+        kind, name = found.groups()
+        if kind == "cells" and name in cells:
+            return str(cells[name])
+        if kind not in _KINDS:
+            raise ValueError(
+                f"{SOURCE}: {found[0]} is not a known placeholder; use {{acc NAME}}, {{gain NAME}} "
+                f"or {{cells STATUS}} with STATUS one of {', '.join(cells)}"
+            )
+        return _KINDS[kind](name, named)
+
+    return re.sub(r"\{(\w+) ([^{}\n]+)\}", number, text)
+
+
+def _acc(name: str, rows: Mapping[str, Row]) -> str:
+    return spread(rows[name].values("acc")) if name in rows else NOT_RUN
+
+
+def _gain(name: str, rows: Mapping[str, Row]) -> str:
+    if name not in rows:
+        return NOT_RUN
+    among = list(rows.values())
+    found = compare(rows[name], among) or compare_at_best_rate(rows[name], among)
+    if found is None:
+        return NOT_RUN
+    difference, certainty = gain_cells(found)
+    return f"{difference.split()[0]} {certainty if found.interval else f'({certainty})'}"
+
+
+_KINDS: dict[str, Callable[[str, Mapping[str, Row]], str]] = {"acc": _acc, "gain": _gain}
