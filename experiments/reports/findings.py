@@ -22,13 +22,14 @@ __all__ = ["SOURCE", "fill"]
 
 # The file with the placeholders.
 SOURCE = "findings.in.md"
-NOT_RUN = "(no finished run yet)"
+NOT_RUN = "(not run)"
+NO_CONTROL = "(control not run)"
 
 
 def fill(text: str, rows: Sequence[Row], cells: Mapping[str, int]) -> str:
     """Replace the placeholders of a text by numbers.
 
-    A row without a finished run becomes "(no finished run yet)", so that a text can wait for it.
+    A row without a finished run becomes "(not run)", so that a text can be written before its runs.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ def _gain(name: str, rows: Mapping[str, Row]) -> str:
     among = list(rows.values())
     found = compare(rows[name], among) or compare_at_best_rate(rows[name], among)
     if found is None:
-        return NOT_RUN
+        return NO_CONTROL
     difference, certainty = gain_cells(found)
     return f"{difference.split()[0]} {certainty if found.interval else f'({certainty})'}"
 

@@ -24,9 +24,7 @@ def test_numbers_come_from_the_runs(kept, capsys):
     assert (
         (kept / "findings.md")
         .read_text(encoding="utf-8")
-        .endswith(
-            "82.8 ± 1.2; +0.20 [-4.88, +5.28]; -1.00 (one seed); (no finished run yet); 3 and 1\n"
-        )
+        .endswith("82.8 ± 1.2; +0.20 [-4.88, +5.28]; -1.00 (one seed); (not run); 2 and 2\n")
     )
 
 
