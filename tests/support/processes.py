@@ -24,10 +24,19 @@ def descendants(root=None):
     return found
 
 
-def wait_for(condition, seconds=120):
-    """Wait until `condition()` is true and return its value."""
-    end = time.monotonic() + seconds
+# Seconds after which a process counts as hanging. A busy machine may need many minutes for a step
+# of a test, so no test depends on how fast a process is.
+HANGING = 1800
+
+
+def wait_for(condition, process=None):
+    """Wait until `condition()` is true and return its value; fail at once if `process` ends."""
+    end = time.monotonic() + HANGING
     while not (value := condition()):
-        assert time.monotonic() < end, "waited too long"
+        # Ask again: the process may have done its work between the two questions.
+        if process is not None and process.poll() is not None and not (value := condition()):
+            out = process.stdout.read() if process.stdout else ""
+            raise AssertionError(f"the process ended with exit code {process.returncode}: {out}")
+        assert value or time.monotonic() < end, "the process hangs"
         time.sleep(0.05)
     return value

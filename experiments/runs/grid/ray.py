@@ -18,6 +18,10 @@ from gradproj.experiments.runs.signals import deferred_signals
 
 __all__ = ["run_on_ray"]
 
+# Ray starts workers with a niceness of 15 above that of this process and ends those that do not
+# register within 60 seconds. On a busy machine no worker would ever start.
+LOCAL = {"worker_niceness": 0, "worker_register_timeout_seconds": 1200}
+
 
 def run_on_ray(
     jobs: Sequence[Job],
@@ -76,9 +80,13 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
         raise RunError("ray is not installed; pip install 'gradproj[ray]'") from error
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if not address:
-        # The workers of a cluster have import paths of their own.
-        options |= {"num_cpus": workers, "include_dashboard": False,
-                    "runtime_env": {"env_vars": import_environment()}}  # fmt: skip
+        options |= {
+            "num_cpus": workers,
+            "include_dashboard": False,
+            # The workers of a cluster have import paths of their own.
+            "runtime_env": {"env_vars": import_environment()},
+            "_system_config": LOCAL,
+        }
     with _own_sigterm():
         ray.init(address=address, **options)
     try:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from support.grids import Crash, CrashInAWord
-from support.processes import wait_for
+from support.processes import HANGING, wait_for
 
 from gradproj.experiments.runs.events import ENDINGS, Event, throttled
 from gradproj.experiments.runs.grid import Job, execute_all
@@ -70,12 +70,12 @@ def test_a_signal_to_the_parent_alone_stops_every_run_at_a_checkpoint(number, tm
     )
     runs = [tmp_path / "permuted-digits" / "single,epochs=10000" / f"seed-{i}" for i in range(3)]
     try:
-        wait_for(lambda: all((run / "steps.jsonl").exists() for run in runs[:2]))
+        wait_for(lambda: all((run / "steps.jsonl").exists() for run in runs[:2]), parent)
         parent.send_signal(number)
         if number == signal.SIGKILL:
             wait_for(lambda: all((run / "checkpoint.pt").exists() for run in runs[:2]))
         # Ends only when no process has its other end any more: none is left behind.
-        out, _ = parent.communicate(timeout=120)
+        out, _ = parent.communicate(timeout=HANGING)
     finally:
         parent.kill()
     assert [(run / "checkpoint.pt").exists() for run in runs] == [True, True, False]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.grids import Abort
+from support.processes import HANGING
 
 from gradproj.experiments.runs.events import Event
 from gradproj.experiments.runs.grid import Job, Outcome
@@ -110,7 +111,7 @@ def test_workers_import_what_the_parent_imported(tmp_path):
     (tmp_path / "gradproj" / "__init__.py").write_text("raise SystemExit('the wrong gradproj')")
     command = ["run", "permuted-digits/single", "--seeds", "0", "1", "--jobs", "2", *SMALL]
     process = start(command, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=HANGING)
     assert process.returncode == 0, out
     assert len(results(tmp_path)) == 2
 
@@ -129,7 +130,7 @@ def test_a_closed_pipe_does_not_end_the_training(seeds, tmp_path):
     process = start(command, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == "begins\n"
     process.stdout.close()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=HANGING) == 0
     assert process.stderr.read() == ""
     process.stderr.close()
     assert len(results(tmp_path)) == len(seeds)
@@ -141,7 +142,7 @@ def test_output_to_a_full_disk_does_not_end_the_training(tmp_path):
     command = [sys.executable, "-c", silent, "run"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*command, "permuted-digits/single", *SMALL], cwd=tmp_path, stdout=full, timeout=120
+            [*command, "permuted-digits/single", *SMALL], cwd=tmp_path, stdout=full, timeout=HANGING
         )
     assert done.returncode == 0
     assert len(results(tmp_path)) == 1
@@ -157,7 +158,7 @@ def test_ctrl_c_is_one_line_from_the_first_moment_of_the_command(seconds, seeds,
     assert process.stdout.readline() == "begins\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=HANGING)
     assert process.returncode == 130, out
     assert "Traceback" not in out
     assert "Error" not in out
