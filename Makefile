@@ -50,7 +50,7 @@ test-deep: $(VENV)/ready
 	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) tests/core
 
 fuzz: $(VENV)/ready
-	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/experiments/reports/test_hostile_folders.py tests/experiments/runs/test_random_kills.py
+	$(ONE_THREAD) HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/experiments/reports/test_hostile_folders.py tests/experiments/runs/test_faults.py tests/experiments/runs/test_random_kills.py
 
 # Resumes after an interruption. ONLY takes names of mutants, of modules, or patterns.
 mutants: $(VENV)/ready

@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = [
     "DamagedError",
-    "WriteError",
+    "FileError",
     "component",
     "file_digest",
     "fitting",
@@ -26,9 +26,9 @@ __all__ = [
     "sign",
     "sync_folder",
     "unseal",
+    "using",
     "verify",
     "write_atomically",
-    "writing",
 ]
 
 KEY = "sha256"
@@ -38,17 +38,17 @@ class DamagedError(ValueError):
     """The content of a file does not match its checksum."""
 
 
-class WriteError(OSError):
-    """A file cannot be written; the message names it and says why."""
+class FileError(OSError):
+    """A file cannot be written or read; the message names it and says why."""
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError into a WriteError that names `path`; the system's own may not name a file."""
+def using(path: Path, how: str) -> Iterator[None]:
+    """Turn an OSError into a FileError that names `path`; the system's own may not name a file."""
     try:
         yield
     except OSError as error:
-        raise WriteError(f"{path} cannot be written ({error.strerror or error})") from error
+        raise FileError(f"{path} cannot be {how} ({error.strerror or error})") from error
 
 
 def write_atomically(path: Path, *parts: bytes, keep: Path | None = None) -> None:
@@ -57,7 +57,7 @@ def write_atomically(path: Path, *parts: bytes, keep: Path | None = None) -> Non
     With `keep`, the file that was there before gets that name. A power cut between the two
     renamings leaves only the kept one.
     """
-    with writing(path):
+    with using(path, "written"):
         _write_atomically(path, parts, keep)
 
 

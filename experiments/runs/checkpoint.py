@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from gradproj.experiments.common.files import (
     seal,
     sync_folder,
     unseal,
+    using,
     write_atomically,
 )
 
@@ -100,10 +102,16 @@ def check_readable(values: Mapping[str, Any], method: str) -> None:
 
 
 def _read(path: Path) -> State:
-    try:
-        content = read_regular(path)
-    except ValueError as error:
-        raise DamagedError(str(error)) from error
+    with using(path, "read"):
+        try:
+            content = read_regular(path)
+        except ValueError as error:
+            raise DamagedError(str(error)) from error
+        except OSError as error:
+            # A bad sector is damage. Other errors, such as missing rights, can be fixed.
+            if error.errno != errno.EIO:
+                raise
+            raise DamagedError(f"it cannot be read ({error.strerror})") from error
     if content.startswith(OLD_KIND):
         raise RunError(
             f"{path} was written by an older gradproj, without a checksum; finish the run with "

@@ -14,13 +14,14 @@ from filelock import FileLock, Timeout
 from gradproj.experiments.common.errors import ConfigError, RunError
 from gradproj.experiments.common.files import (
     DamagedError,
-    WriteError,
+    FileError,
     file_digest,
     make_folder,
     read_signed,
     read_table,
     sign,
     sync_folder,
+    using,
     write_atomically,
 )
 from gradproj.experiments.methods.config import RunConfig
@@ -62,6 +63,8 @@ class RunFolder:
         if self.result.exists():
             try:
                 self.read_result()
+            except FileError as error:
+                raise RunError(f"{error}; fix that, or start the run over with --force") from error
             except ValueError as error:
                 if resume:
                     return True
@@ -100,7 +103,7 @@ class RunFolder:
             if work:
                 self._begin(config, force)
             yield work
-        except WriteError as error:
+        except FileError as error:
             # Existing files stay as they are: nothing is replaced before the new file is whole.
             raise RunError(
                 f"{error}; free some space or fix that, then continue with --resume"
@@ -122,7 +125,7 @@ class RunFolder:
             sync_folder(self.path)
             if not self.config.exists():
                 write_atomically(self.config, config.to_json().encode())
-        except WriteError:
+        except FileError:
             raise
         except OSError as error:
             raise self._unwritable(error) from error
@@ -150,7 +153,11 @@ class RunFolder:
 
     def _check_same(self, config: RunConfig) -> None:
         try:
-            keys = differences(config, read_table(self.config))
+            with using(self.config, "read"):
+                values = read_table(self.config)
+            keys = differences(config, values)
+        except FileError as error:
+            raise RunError(f"{error}; fix that, or start the run over with --force") from error
         except ConfigError as error:
             raise RunError(f"{self.config}: {error}") from error
         except (ValueError, AttributeError) as error:  # not text, not JSON, or not a table
@@ -167,7 +174,9 @@ class RunFolder:
 
     def _obstacle(self, state: Mapping[str, Any]) -> str:
         log = state.get("log", {})
-        if file_digest(self.steps, log.get("bytes", 0)) == log.get("sha256"):
+        with using(self.steps, "read"):
+            found = file_digest(self.steps, log.get("bytes", 0))
+        if found == log.get("sha256"):
             return ""
         return f"{self.steps.name} is damaged or lacks lines that were written before it"
 
@@ -179,14 +188,20 @@ class RunFolder:
         """Write the result with the checksums of the other files, then drop the checkpoints."""
         # Write the configuration again: the file may have been damaged since the run began.
         write_atomically(self.config, config.to_json().encode())
-        beside = {path.name: file_digest(path) for path in self._beside()}
+        beside = {}
+        for path in self._beside():
+            with using(path, "read"):
+                beside[path.name] = file_digest(path)
         signed = sign({"version": RESULT_VERSION, **result, "files": beside})
         write_atomically(self.result, signed)
-        self.checkpoints.remove()
+        # The run is finished even if they stay; the next `run` in this folder removes them.
+        with suppress(OSError):
+            self.checkpoints.remove()
 
     def read_result(self) -> dict[str, Any]:
-        """Read the result; raise ValueError with the reason if it cannot be used."""
-        result = read_signed(self.result, since=RESULT_VERSION)
+        """Read the result; raise ValueError or FileError with the reason if it cannot be used."""
+        with using(self.result, "read"):
+            result = read_signed(self.result, since=RESULT_VERSION)
         if "accuracy_matrix" not in result:
             raise DamagedError("result.json is damaged: it has no accuracy_matrix")
         return result

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from gradproj.experiments.common.files import writing
+from gradproj.experiments.common.files import using
 
 __all__ = ["StepLog"]
 
@@ -22,7 +22,7 @@ class StepLog:
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
-        with writing(path):
+        with using(path, "written"):
             if path.exists() and not path.is_file():  # such as a pipe, which would block
                 raise OSError(errno.EINVAL, "it is not a regular file")
             self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
@@ -36,7 +36,7 @@ class StepLog:
         """Keep a row; a tensor under "loss" is read only when the buffer is written."""
         self._rows.append(row)
         if len(self._rows) >= 1000:
-            with writing(self._path):
+            with using(self._path, "written"):
                 self._write()
 
     def sync(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class StepLog:
         A checkpoint that holds them is written afterwards, so that a power cut never leaves a
         checkpoint without its part of the log.
         """
-        with writing(self._path):
+        with using(self._path, "written"):
             self._write()
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -53,7 +53,7 @@ class StepLog:
 
     def close(self) -> None:
         """Write the rest and close the file."""
-        with writing(self._path), self._file:
+        with using(self._path, "written"), self._file:
             self._write()
 
     def _write(self) -> None:

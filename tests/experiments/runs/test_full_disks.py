@@ -1,4 +1,4 @@
-"""A full disk, a pipe in place of a file, and what a killed process leaves behind."""
+"""A full log, pipes in place of files, gzip bombs, and files that a killed process left."""
 
 import errno
 import gzip
@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from support.running import QUICK, finish, result_of, steps_of, stop_at
+from support.running import QUICK, finish, result_of, stop_at
 
 from gradproj.experiments.common import files
 from gradproj.experiments.common.errors import DataError, RunError
@@ -27,37 +27,6 @@ def whole(tmp_path_factory):
     return folder
 
 
-def fail_from(number, monkeypatch):
-    """Let every sync from the given one on fail, as a disk that has become full."""
-    count = 0
-
-    def fsync(_descriptor):
-        nonlocal count
-        count += 1
-        if count >= number:
-            raise FULL
-
-    monkeypatch.setattr(os, "fsync", fsync)
-
-
-@pytest.mark.parametrize("number", range(2, 34, 3))
-def test_a_disk_full_at_any_moment_loses_nothing(number, whole, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with monkeypatch.context() as patch:
-        fail_from(number, patch)
-        with pytest.raises(RunError, match=r"No space left on device") as caught:
-            run(resolve(SMALL), folder, checkpoint_seconds=0.0)
-    named = ("config.json", "environment.json", "steps.jsonl", "checkpoint.pt", "result.json")
-    assert any(f"{folder / name} cannot be written" in str(caught.value) for name in named) or (
-        f"{folder} cannot be written" in str(caught.value)
-    )
-    assert not [p.name for p in folder.iterdir() if p.name.startswith(".") and p.name != ".lock"]
-    run(resolve(SMALL), folder, resume=True)
-    assert result_of(folder)["accuracy_matrix"] == result_of(whole)["accuracy_matrix"]
-    assert steps_of(folder) == steps_of(whole)
-
-
 def test_a_log_that_cannot_be_written_is_named(tmp_path):
     log = StepLog(tmp_path / "steps.jsonl")
 
@@ -68,7 +37,7 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path):
     log._file.close()
     log._file = Full()
     log.add({"loss": 1.0})
-    with pytest.raises(files.WriteError, match=r"steps\.jsonl cannot be written \(No space left"):
+    with pytest.raises(files.FileError, match=r"steps\.jsonl cannot be written \(No space left"):
         log.sync()
 
 
