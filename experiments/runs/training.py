@@ -6,17 +6,14 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import gradproj as gp
 from gradproj.experiments import methods
-from gradproj.experiments.common import seeds
 from gradproj.experiments.common.errors import ConfigError, RunError
 from gradproj.experiments.methods.config import RunConfig
 from gradproj.experiments.methods.learner import Learner
@@ -26,9 +23,10 @@ from gradproj.experiments.runs.environment import describe_environment
 from gradproj.experiments.runs.events import Event, ignore
 from gradproj.experiments.runs.folder import RunFolder
 from gradproj.experiments.runs.log import StepLog
-from gradproj.experiments.runs.record import Record, guessed_classes
+from gradproj.experiments.runs.record import guessed_classes
 from gradproj.experiments.runs.resolve import differences
 from gradproj.experiments.runs.signals import deferred_signals, never
+from gradproj.experiments.runs.state import Position, TrainingState
 from gradproj.experiments.streams import Stream, Task
 
 __all__ = ["Interrupted", "Run"]
@@ -36,18 +34,6 @@ __all__ = ["Interrupted", "Run"]
 
 class Interrupted(KeyboardInterrupt):
     """The run was stopped; its folder holds a checkpoint from which it can continue."""
-
-
-@dataclass
-class Position:
-    """Where in the stream the run is; between epochs, `order` equals None."""
-
-    task: int = 0
-    phase: int = 0
-    epoch: int = 0
-    step: int = 0
-    total: int = 0
-    order: Tensor | None = None
 
 
 class Run:
@@ -64,38 +50,21 @@ class Run:
         report: Callable[[Event], None] = ignore,
     ) -> None:
         kind = methods.find(config.method)
-        if stream.scenario not in kind.scenarios:
-            raise ConfigError(
-                f"method '{config.method}' is for the scenarios {', '.join(kind.scenarios)}; "
-                f"benchmark '{config.benchmark}' is '{stream.scenario}'"
-            )
-        if config.augment != "none" and not kind.augments:
-            raise ConfigError(
-                f"augment='{config.augment}': method '{config.method}' does not augment its "
-                "images; leave it at 'none'"
-            )
-        if config.ema and not kind.averages:
-            raise ConfigError(
-                f"ema={config.ema:g}: method '{config.method}' cannot be evaluated with averaged "
-                "weights; leave it at 0"
-            )
+        _check_suitable(kind, config, stream.scenario)
         self.config, self.stream, self.store = config, stream, store
         self.device = torch.device(device)
         self.listeners = [report]
         self.checkpoint_seconds = 60.0
         self.should_stop: Callable[[], bool] = never
-        self.learner: Learner = kind(Setup(config, stream, self.device, data_dir))
-        _check_saved(self.learner)
-        self.average = _averaged(self.learner, config.ema)
-        self.order = seeds.generator(config.seed, "order")
-        self.position = Position()
-        self.record = Record()
-        self._loss: Tensor | float | None = None
-        # The sum of the losses of the current task.
-        self._losses: Tensor | float = 0.0
-        self._task_steps = 0
+        learner: Learner = kind(Setup(config, stream, self.device, data_dir))
+        self.state = TrainingState.fresh(learner, config)
         self._stop = False
         self._readable = False
+
+    @property
+    def learner(self) -> Learner:
+        """The method that is trained."""
+        return self.state.learner
 
     def execute(self) -> dict[str, Any]:
         """Train to the end, from the checkpoint if there is one, and return the result."""
@@ -117,45 +86,45 @@ class Run:
         return result
 
     def _train(self) -> None:
-        if not self.record.baseline:
+        if not self.state.record.baseline:
             self._tell(Event(kind="evaluation", tasks=len(self.stream.tasks)))
-            self.record.measure_baseline(self.learner, self.stream, self.device)
-        for task in self.stream.tasks[self.position.task :]:
+            self.state.record.measure_baseline(self.learner, self.stream, self.device)
+        for task in self.stream.tasks[self.state.position.task :]:
             self._train_task(task)
             # None: the method takes no steps on this task.
-            if self._loss is not None and not math.isfinite(self._loss):
-                raise self._diverged(f"its loss is {float(self._loss)}")
+            loss = self.state.losses.last
+            if loss is not None and not math.isfinite(loss):
+                raise self._diverged(f"its loss is {float(loss)}")
             self._evaluate(task)
             self._warn_at_chance(task)
-            total = self.position.total
-            self.position = Position(task=task.index + 1, total=total)
+            total = self.state.position.total
+            self.state.position = Position(task=task.index + 1, total=total)
             self._maybe_checkpoint()
 
     def _warn_at_chance(self, task: Task) -> None:
         """Record a task that was trained without learning anything, and say so."""
-        losses, steps = float(self._losses), self._task_steps
-        self._losses, self._task_steps = 0.0, 0
-        if steps == 0 or not self.learner.ready():
+        loss, record = self.state.losses.end_task(), self.state.record
+        if loss is None or not self.learner.ready():
             return
         classes = guessed_classes(task, self.stream.scenario)
-        if self.record.note_if_at_chance(task, losses / steps, classes):
-            accuracy = self.record.matrix[-1][task.index]
+        if record.note_if_at_chance(task, loss, classes):
+            accuracy = record.matrix[-1][task.index]
             message = (
-                f"task {task.index + 1} was not learned: its mean loss {losses / steps:.4g} and "
+                f"task {task.index + 1} was not learned: its mean loss {loss:.4g} and "
                 f"its accuracy {accuracy:.4g} are not better than guessing one of {classes} "
                 f"classes; try another lr (now {self.config.lr:g}) or more epochs"
             )
             self._tell(Event(kind="notice", message=message))
 
     def _diverged(self, sign: str) -> RunError:
-        at, rate = self.position, self.config.lr
+        at, rate = self.state.position, self.config.lr
         return RunError(
             f"the training diverged in task {at.task + 1}, after step {at.total}: {sign}; "
             f"lower lr, which is {rate:g}"
         )
 
     def _train_task(self, task: Task) -> None:
-        at, learner = self.position, self.learner
+        at, learner = self.state.position, self.learner
         if at.order is None:
             learner.current = task.index
             learner.begin_task(task)
@@ -171,7 +140,7 @@ class Run:
                 at.epoch = epoch
                 if at.order is None:
                     at.step = 0
-                    at.order = torch.randperm(len(tensors[0]), generator=self.order)
+                    at.order = torch.randperm(len(tensors[0]), generator=self.state.order)
                     learner.begin_epoch(task, phase, epoch)
                 before = sum(each.epochs for each in phases[:number]) + epoch
                 self._train_epoch(task, phase, tensors, at.order, (before, passes))
@@ -187,65 +156,47 @@ class Run:
         place: tuple[int, int],
     ) -> None:
         """Take the steps of one pass; `place`: those of this task before it, and all of them."""
-        at = self.position
+        at = self.state.position
         batches = _batches(order, phase.batch)
         while at.step < len(batches):
             start = time.perf_counter()
             rows = batches[at.step].to(self.device)
             self.learner.model.train()
             step = self.learner.observe(task, *(t[rows] for t in tensors))
-            if self.average is not None:
-                self.average.update_parameters(self.learner.model)
+            if self.state.average is not None:
+                self.state.average.update_parameters(self.learner.model)
             seconds = time.perf_counter() - start
             at.step, at.total = at.step + 1, at.total + 1
-            self.record.train_seconds += seconds
+            self.state.record.train_seconds += seconds
             done = (place[0] + at.step / len(batches)) / place[1]
             self._log(task, phase, step, seconds, done)
             self._maybe_checkpoint()
 
     def _log(self, task: Task, phase: Phase, step: Step, seconds: float, done: float) -> None:
-        at, self._loss = self.position, step.loss
-        self._losses = self._losses + step.loss
-        self._task_steps += 1
+        at = self.state.position
+        self.state.losses.add(step.loss)
         row: dict[str, Any] = {"step": at.total, "task": task.index, "phase": phase.name}
         row |= {"epoch": at.epoch, "loss": step.loss}
         if step.corrected is not None:
             row |= {"corrected": round(step.corrected, 4), "ranks": step.ranks}
         self.log.add(row | {"seconds": round(seconds, 6)})
-        self._tell(
-            Event(
-                kind="step",
-                task=task.index,
-                tasks=len(self.stream.tasks),
-                step=at.total,
-                loss=step.loss,
-                fraction=self._fraction(task, done),
-                message=phase.name,
-            )
-        )
+        self._tell_progress("step", task, done, loss=step.loss, message=phase.name)
 
     def _evaluate(self, task: Task) -> None:
+        self._tell_progress("evaluation", task, 1.0)
+        state = self.state
+        average = None if state.average is None else state.average.module
+        state.record.measure(self.learner, self.stream, self.device, average)
+        loss = math.nan if state.losses.last is None else state.losses.last
+        accuracy = state.record.accuracy(task.index)
+        self._tell_progress("task", task, 1.0, loss=loss, accuracy=accuracy)
+
+    def _tell_progress(self, kind: str, task: Task, done: float, **values: Any) -> None:
+        """Tell the listeners that `done`, a share, of the task is finished."""
+        tasks, step = len(self.stream.tasks), self.state.position.total
+        fraction = self._fraction(task, done)
         self._tell(
-            Event(
-                kind="evaluation",
-                task=task.index,
-                tasks=len(self.stream.tasks),
-                step=self.position.total,
-                fraction=self._fraction(task, 1.0),
-            )
-        )
-        average = None if self.average is None else self.average.module
-        self.record.measure(self.learner, self.stream, self.device, average)
-        self._tell(
-            Event(
-                kind="task",
-                task=task.index,
-                tasks=len(self.stream.tasks),
-                step=self.position.total,
-                loss=math.nan if self._loss is None else self._loss,
-                fraction=self._fraction(task, 1.0),
-                accuracy=self.record.accuracy(task.index),
-            )
+            Event(kind, task=task.index, tasks=tasks, step=step, fraction=fraction, **values)
         )
 
     def _fraction(self, task: Task, done: float) -> float:
@@ -260,9 +211,9 @@ class Run:
             "preset": self.config.preset,
             "scenario": self.stream.scenario,
             "seed": self.config.seed,
-            "steps": self.position.total,
+            "steps": self.state.position.total,
             "stored_per_task": self._stored_per_task(),
-            **self.record.result(self.stream),
+            **self.state.record.result(self.stream),
         }
 
     def _stored_per_task(self) -> float:
@@ -283,24 +234,11 @@ class Run:
             raise Interrupted(f"stopped; {self.store.path} can be continued with --resume")
 
     def _checkpoint(self) -> None:
-        log, learner = self.log.sync(), self.learner.state_dict()
+        log, state = self.log.sync(), self.state.to_dict()
         if not self._readable:
-            check_readable(learner, self.config.method)
+            check_readable(state["learner"], self.config.method)
             self._readable = True
-        self.store.checkpoints.save(
-            {
-                "config": self.config.to_json(),
-                "learner": learner,
-                "average": None if self.average is None else self.average.state_dict(),
-                "position": dict(vars(self.position)),
-                "record": asdict(self.record),
-                "order": self.order.get_state(),
-                "rng": seeds.global_state(),
-                "loss": None if self._loss is None else float(self._loss),
-                "task_losses": (float(self._losses), self._task_steps),
-                "log": log,
-            }
-        )
+        self.store.checkpoints.save({"config": self.config.to_json(), "log": log, **state})
         self._saved_at = time.monotonic()
 
     def _resume(self) -> int:
@@ -308,7 +246,7 @@ class Run:
         state, problems = self.store.load_checkpoint()
         offset = 0 if state is None else self._restored(state)
         if problems:
-            start = "the beginning" if state is None else f"step {self.position.total}"
+            start = "the beginning" if state is None else f"step {self.state.position.total}"
             self._tell(Event(kind="notice", message=f"{'; '.join(problems)}; resumes from {start}"))
         return offset
 
@@ -316,7 +254,8 @@ class Run:
         """Go back to a checkpoint; raise if it is not one of this run."""
         try:
             if not differences(self.config, json.loads(state["config"])):
-                return self._restore(state)
+                self.state.restore(state)
+                return int(state["log"]["bytes"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f" ({type(error).__name__}: {error})"
         else:
@@ -326,34 +265,12 @@ class Run:
             "the run over"
         )
 
-    def _restore(self, state: dict[str, Any]) -> int:
-        self.learner.load_state_dict(state["learner"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        self.position = Position(**state["position"])
-        self.record = Record(**state["record"])
-        self.order.set_state(state["order"])
-        seeds.restore_global_state(state["rng"])
-        self._loss = state["loss"]
-        # Checkpoints of earlier versions lack it.
-        self._losses, self._task_steps = state.get("task_losses", (0.0, 0))
-        return int(state["log"]["bytes"])
-
     def _request_stop(self) -> None:
         self._stop = True
 
     def _tell(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
-
-
-def _check_saved(learner: Learner) -> None:
-    for name in learner.saved:
-        if not hasattr(learner, name):
-            raise ConfigError(
-                f"saved: method '{learner.config.method}' lists {name!r} and has no such "
-                "attribute; set it in __init__, or take it off the list"
-            )
 
 
 def _batches(order: Tensor, size: int) -> list[Tensor]:
@@ -367,8 +284,20 @@ def _batches(order: Tensor, size: int) -> list[Tensor]:
     return batches
 
 
-def _averaged(learner: Learner, decay: float) -> AveragedModel | None:
-    if decay == 0.0:
-        return None
-    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-    return AveragedModel(learner.model, multi_avg_fn=average)
+def _check_suitable(kind: type[Learner], config: RunConfig, scenario: str) -> None:
+    """Raise if the method cannot be used with the benchmark or with a setting of the run."""
+    if scenario not in kind.scenarios:
+        raise ConfigError(
+            f"method '{config.method}' is for the scenarios {', '.join(kind.scenarios)}; "
+            f"benchmark '{config.benchmark}' is '{scenario}'"
+        )
+    if config.augment != "none" and not kind.augments:
+        raise ConfigError(
+            f"augment='{config.augment}': method '{config.method}' does not augment its "
+            "images; leave it at 'none'"
+        )
+    if config.ema and not kind.averages:
+        raise ConfigError(
+            f"ema={config.ema:g}: method '{config.method}' cannot be evaluated with averaged "
+            "weights; leave it at 0"
+        )

@@ -122,7 +122,7 @@ def test_averaged_weights_are_the_exponential_average(tmp_path):
     wanted = seen[0]
     for values_now in seen[1:]:
         wanted = [0.9 * a + 0.1 * b for a, b in zip(wanted, values_now, strict=True)]
-    for a, b in zip(job.average.module.parameters(), wanted, strict=True):
+    for a, b in zip(job.state.average.module.parameters(), wanted, strict=True):
         torch.testing.assert_close(a.detach(), b)
     assert np.asarray(result["averaged_accuracy_matrix"]).shape == (3, 3)
     assert result["averaged_accuracy_matrix"] != result["accuracy_matrix"]
