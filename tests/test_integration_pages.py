@@ -15,7 +15,9 @@ EXAMPLES = ROOT / "examples"
 LIBRARIES = {
     "accelerate": "accelerate",
     "transformers": "transformers",
+    "lightning": "lightning",
     "hugging_face": "transformers",
+    "lightning_digits": "lightning",
     "sentence_encoder": "transformers",
 }
 
@@ -68,6 +70,14 @@ def test_hugging_face(capsys, monkeypatch):
     out = run_example("hugging_face", capsys, monkeypatch)
     plain, projected, preserved = (percentages(line) for line in out[-3:])
     assert min(projected) > 95
+    assert projected[0] > plain[0] + 10
+    assert preserved[0] > plain[0] + 10
+
+
+def test_lightning_digits(capsys, monkeypatch):
+    pytest.importorskip("sklearn", reason="the example's digits come with scikit-learn")
+    out = run_example("lightning_digits", capsys, monkeypatch, epochs=3)
+    plain, projected, preserved = (percentages(line) for line in out[-3:])
     assert projected[0] > plain[0] + 10
     assert preserved[0] > plain[0] + 10
 
