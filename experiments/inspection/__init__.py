@@ -1,1 +1,1 @@
-"""What gradients look like, layer by layer."""
+"""Measurements of the gradients of old and new tasks, layer by layer."""

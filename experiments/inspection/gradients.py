@@ -1,6 +1,6 @@
-"""Look at the gradients of old and new tasks, layer by layer, before choosing how to project.
+"""Measurements of gradients, layer by layer, that help to choose rank, strength and layers.
 
-`measure` works on any model and batches; `short_run` trains a little first, as a person would.
+`measure` works on any model and batches. `short_run` first trains the model for a few steps.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Loss = Callable[..., Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LayerView:
-    """The gradients of one layer at some moments of training, seen by their inner products.
+    """The inner products of one layer's gradients at several moments of training.
 
     Attributes
     ----------
     name : str
     size : int
-        Numbers in the layer.
+        Number of parameters in the layer.
     products : array (moments, T + 1, T + 1)
         Inner products of the gradients: the T old tasks, then the new one.
     """
@@ -66,7 +66,7 @@ class LayerView:
 
     @property
     def replay_size(self) -> float:
-        """Norm of the sum of the old gradients over that of the new one: what strength 1 adds."""
+        """Norm of the sum of the old gradients, relative to the norm of the new one."""
         total = np.sqrt(np.maximum(self.products[:, :-1, :-1].sum(axis=(1, 2)), 0.0))
         safe = np.where(self.new_norms > 0, self.new_norms, 1.0)
         return float(np.where(self.new_norms > 0, total / safe, 0.0).mean())
@@ -81,7 +81,7 @@ class LayerView:
         J = np.eye(C.shape[1]) - 1 / C.shape[1]
         values = np.maximum(np.linalg.eigvalsh(J @ C @ J)[:, ::-1], 0.0)[:, : C.shape[1] - 1]
         total = values.sum(axis=1, keepdims=True)
-        # What is left of equal gradients is rounding, not a direction.
+        # The differences of equal gradients are rounding errors and have no direction.
         real = total > 1e-12 * np.trace(C, axis1=1, axis2=2)[:, None]
         mean: Array = np.where(real, values / np.where(real, total, 1.0), 0.0).mean(axis=0)
         return mean
@@ -97,7 +97,7 @@ class LayerView:
 
     @property
     def used_up(self) -> bool:
-        """Whether the task-specific constraints of all old tasks leave the layer nothing."""
+        """Whether the constraints of all old tasks can fix every parameter of the layer."""
         return self.size <= len(self.spectrum)
 
     def rank_for(self, share: float = 0.9) -> int:
@@ -122,7 +122,7 @@ class LayerView:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """All layers of a model, and the whole of it as one more."""
+    """The layers of a model, and the whole network as one layer."""
 
     layers: tuple[LayerView, ...]
 
@@ -167,7 +167,7 @@ def measure(
     for new, old in moments:
         if len(old) < 2:
             raise ValueError(
-                f"moments holds {len(old)} old batches; give one for each of two or more"
+                f"moments has {len(old)} old batches: expected at least two, one per old task"
             )
         rows = [_gradients(model, loss, batch, named) for batch in (*old, new)]
         for name, members in groups.items():
@@ -215,17 +215,17 @@ def short_run(
     moments: int = 20,
     lr: float = 0.1,
 ) -> Inspection:
-    """Train a little on each task in turn, then look while the last one is being learnt.
+    """Train for a few steps on each task, and measure while the last one is learned.
 
     Parameters
     ----------
     model, loss, layers
         As `measure`. The model is trained with plain SGD.
     tasks : sequence of iterables of batches
-        At least three, in order; the last is the new task. Data loaders will do; one that ends
-        is begun again.
+        At least three, in order; the last is the new task. Data loaders can be used. An iterable
+        that ends is started again.
     steps : int
-        Steps on each task before the last; 0 for a model that knows them already.
+        Steps on each task before the last; 0 for a model that was trained on them.
     moments : int
         Steps on the last task, with a measurement before each.
     lr : float
@@ -260,15 +260,15 @@ def short_run(
 
 def _endless(task: Iterable[Batch], number: int) -> Iterator[Batch]:
     if iter(task) is task:
-        task = list(task)  # An iterator cannot be begun again.
+        task = list(task)  # An iterator can only be read once.
     while True:
         batch = None
         for batch in task:
             if not isinstance(batch, tuple | list):
                 raise ValueError(
-                    f"tasks[{number}] holds batches of type {type(batch).__name__}; "
-                    "give tuples of what the loss takes after the model, (x,) if it is x alone"
+                    f"tasks[{number}] has a batch of type {type(batch).__name__}: expected a tuple "
+                    "of the loss's arguments after the model, such as (x, y) or (x,)"
                 )
             yield batch
         if batch is None:
-            raise ValueError(f"tasks[{number}] has no batches; give each task at least one")
+            raise ValueError(f"tasks[{number}] has no batches: expected at least one")

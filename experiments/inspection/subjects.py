@@ -1,4 +1,4 @@
-"""What `gradproj inspect` looks at: a benchmark with its network, or a person's own model."""
+"""The models that `gradproj inspect` measures: a benchmark's network or a user's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Subject", "from_benchmark", "from_factory"]
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model, its loss and the batches of each task, the last one new."""
+    """A model, its loss and the batches of each task; the last task is the new one."""
 
     name: str
     model: nn.Module
@@ -35,7 +35,7 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """A task's training samples in batches, in another order each time."""
+    """A task's training samples in batches, in a new random order for each pass."""
 
     task: Task
     mask: Tensor
@@ -53,18 +53,18 @@ class Batches:
 def from_benchmark(
     name: str, changes: dict[str, Any], *, tasks: int | None = None, data_dir: Path | None = None
 ) -> Subject:
-    """Take a benchmark with the network and rate of its preset `ours`.
+    """Build a benchmark with the network and learning rate of its preset `ours`.
 
     Parameters
     ----------
     name : str
         A benchmark of `gradproj list`.
     changes : dict
-        Laid over the configuration: network, batch, lr, seed, stream, …
+        Changes to the configuration: network, batch, lr, seed, stream, …
     tasks : int, optional
-        Look at the first so many tasks; all without it.
+        Use only this number of tasks, from the first; all by default.
     data_dir : Path, optional
-        Where the data sets are.
+        Folder of the data sets.
     """
     config = presets.compose(name, "ours", changes)
     stream = benchmarks.build(config.benchmark, **stream_options(config), root=data_dir)
@@ -78,11 +78,11 @@ def from_benchmark(
 
 
 def from_factory(path: str, lr: float, *, tasks: int | None = None) -> Subject:
-    """Call a person's own function, named as `module:function`, that returns what to look at.
+    """Build a subject with a user's function, named as `module:function`.
 
-    It returns (model, loss, tasks): ``loss(model, *batch)`` is a scalar, and each of at least
-    three tasks is an iterable of batches (tuples of tensors), such as a data loader. `tasks` takes
-    the first so many of them.
+    The function returns (model, loss, tasks): ``loss(model, *batch)`` is a scalar, and each of at
+    least three tasks is an iterable of batches (tuples of tensors), such as a data loader. With
+    `tasks`, only this number of them is used, from the first.
     """
     made = load_object(path, "--factory")()
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module)):

@@ -1,4 +1,4 @@
-"""The result of a report in a few sentences: what the projection adds to its controls."""
+"""The result of a report in a few sentences: the gains over the controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find runs: folders that the runner wrote, finished or not, and small exported files."""
+"""The runs of a report: run folders, finished or not, and exported files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["BINS", "TUNING", "Collection", "RunRecord", "collect"]
 
 Matrix = NDArray[np.float64]
 
-# Into how many pieces the log of a run is averaged; a small file keeps these and not the steps.
+# Number of pieces over which the log of a run is averaged. Exported files keep only these means.
 BINS = 100
-# Runs in a folder of this name were made to choose values. They have a report of their own: they
-# must not count among the runs that the chosen values are judged by.
+# Runs in a folder of this name were made to choose values. They have a report of their own, because
+# a value must not be judged by the runs that it was chosen on.
 TUNING = "tuning"
 
 
@@ -36,9 +36,9 @@ class RunRecord:
     config : mapping
         As in its `config.json`.
     scenario : str
-        "task", "class" or "domain"; "unknown" of an unfinished run of a person's own benchmark.
+        "task", "class" or "domain"; "unknown" for unfinished runs of a user's own benchmark.
     source : Path
-        Where it was found.
+        Its folder or file.
     matrix : array or None
         The accuracy matrix, NaN where it was not measured; None for an unfinished run.
     averaged : array or None
@@ -51,10 +51,10 @@ class RunRecord:
     stored : float or None
         Training samples kept per task; None for runs of versions that did not count them.
     corrected : tuple
-        Share of layers that were corrected, over equal pieces of the run; empty without a
-        projection, None for pieces without one.
+        Share of layers that were corrected, one value per piece of the run. Empty for methods
+        without a projection; None for pieces without one.
     progress : str
-        How far an unfinished run has come.
+        Task and step that an unfinished run has reached.
     """
 
     config: Mapping[str, Any]
@@ -83,7 +83,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Collection:
-    """All runs that were found, and what could not be read, with the reason."""
+    """All runs that were found, and the files that could not be read, with the reason."""
 
     runs: tuple[RunRecord, ...]
     problems: tuple[str, ...]
@@ -103,8 +103,8 @@ def collect(paths: Iterable[Path], *, logs: bool = True) -> Collection:
     Raises
     ------
     ValueError
-        If one of the paths does not exist. A file that cannot be read is a problem of the
-        collection and not an error: a report is most wanted when something went wrong.
+        If one of the paths does not exist. Files that cannot be read are listed in `problems`,
+        so that the report of the other runs can still be made.
     """
     runs: list[RunRecord] = []
     problems: list[str] = []
@@ -122,14 +122,14 @@ def collect(paths: Iterable[Path], *, logs: bool = True) -> Collection:
                 run = _read_folder(source, logs) if source.is_dir() else _read_file(source)
                 _check(run)
                 runs.append(run)
-            except Exception as error:  # Anybody may have written these files.
+            except Exception as error:  # The files may come from anywhere.
                 reason = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
                 problems.append(_one_line(f"{source}: {reason or type(error).__name__}"))
     return Collection(tuple(runs), tuple(problems))
 
 
 def _one_line(text: str) -> str:
-    """Make one line that is safe to print: no colours, no moves of the cursor."""
+    """Make one line without control characters, so that it is safe to print in a terminal."""
     line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
     return line if len(line) <= 500 else f"{line[:500]}…"
 
@@ -205,7 +205,7 @@ def _check(run: RunRecord) -> None:
 
 
 def _checked(config: Any) -> dict[str, Any]:
-    """Return a configuration of which a report can rely on what it names runs by."""
+    """Check the types of the keys that runs are named by, and return the configuration."""
     kinds = {"benchmark": str, "method": str, "seed": int, "options": dict, "stream": dict}
     for key, kind in kinds.items():
         if not isinstance(config[key], kind):
@@ -234,7 +234,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:
-                break  # The last line of a run that was killed while writing it.
+                break  # The run was killed while it wrote its last line.
     return rows
 
 
@@ -250,7 +250,7 @@ def _in_bins(log: Sequence[Mapping[str, Any]]) -> tuple[float | None, ...]:
 
 
 def _scenario(config: Mapping[str, Any]) -> str:
-    """Name the scenario of a run that has not told it yet."""
+    """Derive the scenario of an unfinished run from its configuration."""
     name = str(config["benchmark"])
     if is_own_benchmark(name):
         return str(config.get("stream", {}).get("scenario", "unknown"))

@@ -48,7 +48,7 @@ class Report:
     Attributes
     ----------
     answer : tuple of str
-        What the runs say about the projection, in a few sentences.
+        The effect of the projection in a few sentences.
     overview : tuple of Table
         The main methods beside their controls, on all benchmarks.
     sections : tuple of Section

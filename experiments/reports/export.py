@@ -101,7 +101,7 @@ def readme(folder: Path) -> str:
     """
     collection = collect([folder])
     if collection.problems:
-        raise ValueError(f"--results: {collection.problems[0]}; mend or remove that file")
+        raise ValueError(f"--results: {collection.problems[0]}; repair or remove that file")
     tuning = folder.name == TUNING
     report = build(collection, read_notes(folder / FILE), beside_paper=not tuning)
     if tuning:

@@ -1,4 +1,4 @@
-"""What a run is called: its preset and what was changed, and the command that makes it again."""
+"""Names of runs: the preset with the changed values, and the command that repeats the run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gradproj.experiments.runs.resolve import complete
 
 __all__ = ["Name", "completed", "fingerprint", "flatten", "label_without", "name_of"]
 
-# Neither decides what the run is, only which of several equal ones.
+# These keys do not distinguish configurations.
 _NOT_IDENTITY = ("seed", "preset", "version")
 
 
 @dataclass(frozen=True)
 class Name:
-    """The name of all runs that differ in their seed alone.
+    """The name of all runs that differ only in their seed.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Name:
     presets : tuple of str
         All presets, as `benchmark/entry`, that describe exactly this run.
     preset : str
-        The preset to start from, "" if there is none.
+        The preset to start from, or "".
     method : str
     """
 
@@ -65,7 +65,7 @@ class Name:
         return ", ".join((paper.label(self.entry), *series, *changes))
 
     def command(self, seeds: Sequence[int]) -> str:
-        """Return the command line that makes these runs."""
+        """Return the command that repeats these runs."""
         start = [self.preset] if self.preset else []
         if not start:
             start = ["--benchmark", self.benchmark, "--method", self.method]
@@ -78,8 +78,8 @@ class Name:
 def name_of(config: Mapping[str, Any]) -> Name:
     """Name a run by its configuration.
 
-    A run is recognised by what it does: a value set by hand to that of the preset changes nothing,
-    and an alias has the name of its preset.
+    The name depends only on the values of the configuration. Setting a value to that of the preset
+    does not change the name, and an alias has the name of its preset.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def name_of(config: Mapping[str, Any]) -> Name:
 
 
 def label_without(key: str, config: Mapping[str, Any]) -> str:
-    """Label a run by its method and what differs from the method's own preset, but for one value.
+    """Label a run by its method and its changes from the method's preset, except for one key.
 
     Examples
     --------
@@ -119,12 +119,12 @@ def label_without(key: str, config: Mapping[str, Any]) -> str:
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return one string for all that decides a run's numbers but its seed."""
+    """Return one string for everything that determines a run's results except its seed."""
     return json.dumps(flatten(completed(config)), sort_keys=True)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Give every value its dotted key.
+    """Flatten nested tables to dotted keys.
 
     Examples
     --------
@@ -145,12 +145,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the keys that a configuration written by an older version does not have."""
     if is_own(str(config.get("method", ""))):
-        return config  # Whoever wrote the file named that code, which a report must not run.
+        return config  # A report must not run code that a file names.
     plain = _completed(json.dumps(config, sort_keys=True))
     return config if plain is None else plain
 
 
-# A report asks a dozen times about each configuration.
+# Cached, because a report completes each configuration about twelve times.
 @lru_cache(maxsize=4096)
 def _completed(text: str) -> Mapping[str, Any] | None:
     try:
@@ -175,10 +175,10 @@ def _base(preset: str, benchmark: str, method: str) -> dict[str, Any]:
         return flatten(to_plain(presets.find(preset)))
     values = merge(presets.shared(benchmark), {"benchmark": benchmark, "method": method})
     try:
-        # The options of a person's own method have no defaults here: a report must not run it.
+        # The options of a user's method have no defaults here: a report must not run its code.
         return flatten(to_plain(check(RunConfig, values) if is_own(method) else complete(values)))
     except ConfigError:
-        return {}  # A method or benchmark of another version: every value is a change.
+        return {}  # A method or benchmark of another version: all values count as changes.
 
 
 def _changes(config: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, ...]:

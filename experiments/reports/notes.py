@@ -1,4 +1,4 @@
-"""Notes on rows: why a number misses the paper's, written by people, in one small file."""
+"""Notes on rows, written by hand: the reasons for differences from the paper."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FILE = "notes.toml"
 
 
 def read_notes(path: Path) -> dict[str, str]:
-    """Read `"benchmark/entry" = "text"` pairs; a file that is not there holds none.
+    """Read `"benchmark/entry" = "text"` pairs; a missing file has none.
 
-    The key may go on with the changed values, as in the name of the run's folder:
+    The key may contain changed values, as in the name of the run's folder:
     `"mnist-permutations/ours,options.strength=0.25"`.
     """
     if not path.exists():

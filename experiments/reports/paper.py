@@ -88,7 +88,7 @@ def tables() -> tuple[PaperTable, ...]:
 
 
 def _cell(cell: Mapping[str, Any], main: Mapping[str, Any], notes: Mapping[str, str]) -> Cell:
-    judge = cell.get("std", main.get("std")) if cell.get("over_seeds", True) else None
+    judge = cell.get("std", main.get("std")) if cell.get("judge", True) else None
     note = notes[cell["note"]] if "note" in cell else ""
     return Cell(cell["acc"], cell.get("std"), judge, cell.get("bwt"), note)
 
@@ -104,7 +104,9 @@ def label(entry: str) -> str:
     labels: dict[str, str] = _content()["labels"]
     for ending, words in (("-3ep", ", 3 epochs"), ("-printed", ", as printed (strength 0)")):
         if entry.endswith(ending):
-            return labels.get(entry.removesuffix(ending), entry.removesuffix(ending)) + words
+            base = entry.removesuffix(ending)
+            name = labels.get(base, base)
+            return (name.removesuffix(" with replay") if ending == "-printed" else name) + words
     return labels.get(entry, entry)
 
 

@@ -1,1 +1,1 @@
-"""Bounds of what can be reached: no protection, all data at once, one network per task."""
+"""Reference methods: no protection, all data at once, and one network per task."""

@@ -1,4 +1,4 @@
-"""Losses that keep what a teacher knew; all are means over the samples of a batch."""
+"""Distillation losses: they keep a student's outputs or features close to those of a teacher."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = [
 def distil(
     teacher: Tensor, student: Tensor, temperature: float = 2.0, squared: bool = True
 ) -> Tensor:
-    """Kullback–Leibler divergence from the teacher's softened outputs, times T² if `squared`.
+    """Return the Kullback–Leibler divergence from the teacher's softened outputs, batch mean.
 
-    Up to a constant it is the cross-entropy with the teacher's outputs as target: the gradients
-    are the same.
+    With `squared` it is multiplied by T², the square of the temperature. It differs from the
+    cross-entropy with the teacher's outputs as target by a constant, so the gradients are equal.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def distil_weighted(
 def distil_slices(
     teacher: Tensor, student: Tensor, slices: Sequence[slice], classes: int
 ) -> Tensor:
-    """Distil each task's outputs apart, weighted by its share of `classes` (LwF, DR).
+    """Distil each task's outputs separately, weighted by its share of `classes` (LwF, DR).
 
     Examples
     --------
@@ -80,12 +80,14 @@ def distil_slices(
 
 
 def soft_cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
-    """Cross-entropy with probabilities as target, summed over the samples."""
+    """Return the cross-entropy with probabilities as target, summed over the samples."""
     return -(target * functional.log_softmax(logits, 1)).sum()
 
 
 def unsureness(logits: Tensor) -> Tensor:
-    """Cross-entropy with the even distribution as target: least where nothing is preferred.
+    """Return the cross-entropy with the uniform distribution as target.
+
+    It is smallest where all classes have the same probability.
 
     Examples
     --------
@@ -96,10 +98,10 @@ def unsureness(logits: Tensor) -> Tensor:
 
 
 def ensemble_target(old: Tensor, new: Tensor) -> Tensor:
-    """Join the old teacher's and the expert's probabilities to one distribution (GD's Q).
+    """Join the probabilities of the old teacher and the expert in one distribution (GD's Q).
 
-    The old teacher's most likely class keeps its probability; the rest is shared out as if the
-    remaining classes, old and new, had been equally many to begin with.
+    The old teacher's most likely class keeps its probability. The rest is divided between the
+    other old classes and the new classes in proportion to their numbers.
 
     Parameters
     ----------
@@ -117,12 +119,12 @@ def ensemble_target(old: Tensor, new: Tensor) -> Tensor:
     peak, place = old.max(1, keepdim=True)
     kept = (old * ((olds - 1) / (total - 1))).scatter(1, place, peak)
     shared = new * (1 - peak) * ((total - olds) / (total - 1))
-    # With a single old class nothing else takes part of 1 − peak, which is then 0.
+    # With a single old class, 1 − peak is 0 and the sum stays 1.
     return torch.cat([kept, shared], 1)
 
 
 def feature_distance(teacher: Tensor, student: Tensor) -> Tensor:
-    """Mean of 1 − cosine between the features of two networks (LUCIR).
+    """Return the mean of 1 − cosine between the features of two networks (LUCIR).
 
     Examples
     --------
@@ -135,9 +137,9 @@ def feature_distance(teacher: Tensor, student: Tensor) -> Tensor:
 def margin_ranking(
     cosines: Tensor, labels: Tensor, old: int, hardest: int = 2, margin: float = 0.5
 ) -> Tensor:
-    """Keep old classes' samples `margin` away from the nearest new classes (LUCIR).
+    """Penalise samples of old classes that are closer than `margin` to new classes (LUCIR).
 
-    The mean, over samples of the first `old` classes and the `hardest` new classes with the
+    Return the mean, over samples of the first `old` classes and the `hardest` new classes with the
     highest cosines, of max(0, margin − own cosine + that cosine); 0 without such samples.
 
     Examples
@@ -156,7 +158,7 @@ def margin_ranking(
 
 
 def topology_loss(before: Tensor, now: Tensor) -> Tensor:
-    """Minus Pearson's correlation of all pairs' cosines, then and now (TPL).
+    """Return minus the Pearson correlation between the old and new cosines of all pairs (TPL).
 
     Parameters
     ----------

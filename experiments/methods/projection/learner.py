@@ -27,7 +27,7 @@ Rule = Literal["always", "violated", "part-margin"]
 
 
 def layer_groups(model: nn.Module, layers: LayerNames) -> Layers:
-    """Translate "five" (groups of five consecutive tensors); the projector knows the others."""
+    """Return the groups for "five" (five consecutive tensors each), and other values unchanged."""
     if layers != "five":
         return layers
     names = [name for name, _ in model.named_parameters()]
@@ -51,7 +51,7 @@ def replay_alone(
     if not weight:
         return "single", {}
     options = {"strength": weight, "replay": form}
-    # Without a condition the layers make no difference.
+    # Without a condition the layers have no effect.
     return "replay", options if rule == "always" else {**options, "rule": rule, "layers": layers}
 
 
@@ -123,11 +123,11 @@ class ProjectionLearner(Learner):
         return self.describe(seen[-1])
 
     def end_task(self, task: Task) -> None:
-        """Choose the exemplars of the new classes, where there is one buffer."""
+        """Choose the exemplars of the new classes, if the memory is one buffer."""
         self.memory.end_task(task, self.seen(), self._features)
 
     def describe(self, loss: Tensor) -> Step:
-        """Report the loss of a step and what the projector did in it."""
+        """Report the loss of a step, the share of corrected layers and their ranks."""
         last = self.projector.last
         if last is None or self.current == 0:
             return Step(loss)
@@ -145,6 +145,6 @@ class ProjectionLearner(Learner):
         require_network(self.model, self.config.network)
         budget = memory.budget(len(self.stream.tasks))
         exemplars = Exemplars(budget, memory.per_class, memory.policy, seed)
-        exemplars.share(self.stream.outputs)  # raises now if there is no room for them at the end
+        exemplars.share(self.stream.outputs)  # raises now if the last task would not fit
         seed = seeds.derive(self.config.seed, "buffers")
         return SubBuffers(exemplars, memory.buffers, seed, self.setup.device)

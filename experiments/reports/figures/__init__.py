@@ -1,4 +1,4 @@
-"""The figures, one module each: its first line says what it shows, `make(request)` draws it."""
+"""The figures, one module each. Its first line is the summary, and `make(request)` draws it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FIGURES: dict[str, Maker] = {
 
 
 def find(name: str) -> Maker:
-    """Return what makes the figure called `name`; a person's own is named as `module:function`."""
+    """Return the function that makes a figure; a user's own is named as `module:function`."""
     return registry.find(name, FIGURES, "figure")
 
 
 def summary(make: Maker) -> str:
-    """Say what a figure shows, in the first line of its module.
+    """Return the summary of a figure, which is the first line of its module.
 
     Examples
     --------

@@ -22,7 +22,7 @@ __all__ = ["FIGURES", "accuracy_curves", "corrected_share", "forgetting_by_task"
 
 Matrix = NDArray[np.float64]
 
-# More lines than colours, solid and dashed, cannot be told apart: the rest goes to panels below.
+# Lines per panel: each colour solid and dashed. Further lines go to panels below.
 LINES = 2 * len(style.COLOURS)
 
 
@@ -32,7 +32,7 @@ def accuracy_curves(rows: Sequence[Row]) -> Figure | None:
 
 
 def forgetting_by_task(rows: Sequence[Row]) -> Figure | None:
-    """How far each task has dropped from its best, after the last one."""
+    """Drop of each task's accuracy from its best, after the last task."""
     return _curves(_of_matrices(rows, _drops), "task", "forgetting (points)")
 
 
@@ -54,9 +54,9 @@ def corrected_share(rows: Sequence[Row]) -> Figure | None:
 def _curves(
     lines: Sequence[tuple[int, Row, Matrix]], x: str, y: str, over_run: bool = False
 ) -> Figure | None:
-    """Draw a line with its spread over seeds (first axis) for each row, `LINES` a panel.
+    """Draw one line per row with its spread over seeds (first axis), `LINES` per panel.
 
-    The number of a row in its table decides its colour, so that it is the same in all figures.
+    The colour follows the position of the row in its table, so it is the same in all figures.
     """
     if not lines:
         return None
@@ -81,7 +81,7 @@ def _curves(
 def _of_matrices(
     rows: Sequence[Row], values: Callable[[Matrix], Matrix]
 ) -> list[tuple[int, Row, Matrix]]:
-    """Take a line from each accuracy matrix of the rows that measured it whole."""
+    """Compute a line from each complete accuracy matrix."""
     return [
         (number, row, np.stack([values(R) for R in row.matrices()]))
         for number, row in enumerate(rows)
@@ -169,7 +169,7 @@ def gains(table: Table) -> Figure:
 
 
 def heat_maps(rows: Sequence[Row]) -> Figure | None:
-    """Accuracy matrices, mean over the seeds: a row after each task, a column each task."""
+    """Accuracy matrices, mean over the seeds: one row after each task, one column per task."""
     shown = [row for row in rows if row.matrices()]
     if not shown:
         return None
@@ -206,7 +206,7 @@ def _drops(R: Matrix) -> Matrix:
     return drops
 
 
-# Title, and what draws it; those that would repeat the tables' order come last.
+# Title and function of each figure of a table, in the order of the page.
 FIGURES: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
     "Average accuracy over tasks": accuracy_curves,
     "ACC against BWT": trade_off,

@@ -1,4 +1,4 @@
-"""How much the norms of the gradients differ between layers."""
+"""Norms of the gradients of old and new tasks, layer by layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOMENTS = 100
 
 
 def make(request: Request) -> Made:
-    """Train a little on every task and take the norms while the last one is learnt."""
+    """Train for a few steps on every task, and measure while the last one is learned."""
     changes = merge(parse_changes(request.overrides), {"seed": request.seeds[0]})
     subject = from_benchmark(request.benchmark, changes, data_dir=request.data_dir)
     found = short_run(
@@ -84,5 +84,5 @@ def _table(found: Inspection, title: str) -> Table:
     for view in found.layers:
         new, old = np.median(view.new_norms), np.median(view.old_norms)
         lines.append(Line((view.name, f"{view.size:,}", f"{new:.3g}", f"{old:.3g}")))
-    columns = ("layer", "numbers", "median norm, new task", "median norm, old tasks")
+    columns = ("layer", "parameters", "median norm, new task", "median norm, old tasks")
     return Table(f"Gradient norms: {title}", columns, tuple(lines))

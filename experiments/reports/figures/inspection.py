@@ -1,4 +1,4 @@
-"""An inspection as a table, a figure and what they say about rank, strength and layers."""
+"""An inspection as a table, as a figure, and as advice on rank, strength and layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tabulate(found: Inspection, title: str, share: float = 0.9) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    # A name may be folded, a number must not be cut.
+    # Names may be folded; numbers must not be cut.
     table.add_column("layer", overflow="fold", min_width=16)
     for column in ("size", "|g|", "|gᵢ|", "g·gᵢ", "gᵢ·gⱼ", "opp", "spec", "K", "sum"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -58,14 +58,14 @@ def _cells(layer: LayerView, share: float) -> tuple[str, ...]:
 
 
 def advise(found: Inspection, share: float = 0.9) -> list[str]:
-    """Say what the measurements mean for `rank`, `strength` and `layers`."""
+    """Give advice on `rank`, `strength` and `layers` from the measurements."""
     ranks = [layer.rank_for(share) for layer in found.layers]
     norms = [float(layer.new_norms.mean()) for layer in found.layers if layer.new_norms.any()]
     replay, tasks = found.whole.replay_size, found.whole.products.shape[1] - 1
     lines = [
         f"rank: {share:.0%} of the task-specific part lies in {_between(ranks)} directions "
         f"per layer (whole network: {found.whole.rank_for(share)}); "
-        f"rank={'None' if share == 1 else f'{share:g}'} chooses so.",
+        f"rank={'None' if share == 1 else f'{share:g}'} chooses these.",
         f"strength: the old gradients' sum is {replay:.2g} times as long as the new gradient, so "
         f"strength=0.5 adds {0.5 * replay:.2g} times its length with replay='sum', and strength=1 "
         f"adds {replay / max(tasks, 1):.2g} times its length with replay='mean'.",
@@ -73,13 +73,13 @@ def advise(found: Inspection, share: float = 0.9) -> list[str]:
     if norms:
         lines.append(
             f"layers: gradient norms differ by a factor of {max(norms) / min(norms):.2g} between "
-            "layers; with layers='all' the largest decide."
+            "layers; with layers='all' the largest dominate."
         )
     used_up = [layer.name for layer in found.layers if layer.used_up]
     if used_up:
         lines.append(
-            f"layers: {', '.join(used_up)} hold no more numbers than there are directions; "
-            "limit the rank, or put them in a group with others."
+            f"layers: {', '.join(used_up)} have at most as many parameters as there are "
+            "directions; limit the rank, or group them with other layers."
         )
     return lines
 

@@ -19,7 +19,7 @@ EVERY = Spec("layerwise")
 def make(request: Request) -> Made:
     """Run each relaxation at each rank, and all directions once."""
     if any(rank < 1 for rank in request.ranks):
-        raise ValueError(f"--ranks {min(request.ranks)} is too small; give whole numbers from 1 on")
+        raise ValueError(f"--ranks {min(request.ranks)} is invalid: expected integers >= 1")
     specs = {
         (kind, rank): Spec(entry, (f"options.rank={rank}",))
         for kind, entry in RELAXATIONS.items()
@@ -37,7 +37,9 @@ def make(request: Request) -> Made:
         left, right = made.subplots(1, 2)
         for axes, (measure, label) in zip((left, right), MEASURED.items(), strict=True):
             for number, (relaxation, by_rank) in enumerate(lines.items()):
-                at = [rank + 0.1 * (number - 1) for rank in by_rank]  # Side by side, not hidden.
+                at = [
+                    rank + 0.1 * (number - 1) for rank in by_rank
+                ]  # Shifted, so that equal values do not hide each other.
                 draw_line(axes, at, list(by_rank.values()), measure, number, relaxation)
             if every is not None:
                 mean = float(np.mean(every.values(measure)))

@@ -1,4 +1,4 @@
-"""What a figure is asked for, and the runs that it needs: found, or made."""
+"""The arguments of a figure, and the runs that it needs, found or made."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TIMED = "timed"
 
 
 def quietly(jobs: Sequence[Job], workers: int | None) -> list[Outcome]:
-    """Do all jobs and show nothing."""
+    """Execute all jobs without output."""
     return execute_all(jobs, ignore, workers=workers)
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `gradproj figure`; `execute` does the runs that are missing."""
+    """The arguments of `gradproj figure`; `execute` makes the missing runs."""
 
     benchmark: str = "permuted-digits"
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure with the numbers in it."""
+    """A figure and the table of its numbers."""
 
     figure: Figure
     table: Table
@@ -58,21 +58,21 @@ class Made:
 
 @dataclass(frozen=True)
 class Spec:
-    """One configuration that a figure needs: a preset's entry and what is changed in it."""
+    """One configuration that a figure needs: the entry of a preset and its changes."""
 
     entry: str
     changes: tuple[str, ...] = ()
 
 
 def obtain(request: Request, specs: Sequence[Spec], *, alone: bool = False) -> dict[Spec, Row]:
-    """Find the finished runs of each configuration under `request.runs`; make those missing.
+    """Find the finished runs of each configuration under `request.runs`, and make missing ones.
 
     Parameters
     ----------
     request : Request
     specs : sequence of Spec
     alone : bool
-        One run at a time, in a folder of their own, for those whose seconds count.
+        Make one run at a time, in a separate folder, so that their times can be compared.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def obtain(request: Request, specs: Sequence[Spec], *, alone: bool = False) -> d
     """
     _refuse_varied(request, specs)
     if alone:
-        # Runs made beside others would be found here too, and took longer.
+        # Runs that were made beside others took longer and must not be found.
         request = replace(request, runs=request.runs / TIMED)
     wanted = {spec: _jobs(request, spec) for spec in specs}
     found = _find(request, wanted)
@@ -108,7 +108,7 @@ def title(request: Request, rows: Mapping[Spec, Row]) -> str:
 
 
 def _refuse_varied(request: Request, specs: Sequence[Spec]) -> None:
-    """Raise if --set names what the figure itself sets."""
+    """Raise if --set changes a value that the figure sets itself."""
     varied = {pair.partition("=")[0] for spec in specs for pair in spec.changes}
     for pair in request.overrides:
         if pair.partition("=")[0].strip() in varied:
@@ -118,7 +118,7 @@ def _refuse_varied(request: Request, specs: Sequence[Spec]) -> None:
 def _jobs(request: Request, spec: Spec) -> list[Job]:
     name = f"{request.benchmark}/{spec.entry}"
     preset = presets.find(name)
-    # A value that the preset has anyway must not make it another run.
+    # Setting a value to that of the preset must not make a second run of it.
     changes = [
         pair
         for pair in (*request.overrides, *spec.changes)

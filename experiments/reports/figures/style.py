@@ -1,6 +1,6 @@
-"""One look for all figures: colours that colour-blind people can tell apart, labels that last.
+"""The style of all figures, with colours that colour-blind readers can distinguish.
 
-Matplotlib is imported by what draws: commands that only print their help do not wait for it.
+Matplotlib is imported inside functions, so that commands without figures start faster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["COLOURS", "MARKERS", "colour", "dashes", "embedded", "figure", "legend_beside",
            "marker", "plain_log_ticks", "save", "styled", "to_svg", "whole_ticks"]  # fmt: skip
 
-# Okabe and Ito's palette; its black is left to the ink and its yellow, too pale on white, to none.
+# The palette of Okabe and Ito without black (used for text) and yellow (too pale on white).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -68,7 +68,7 @@ def styled(ink: str = "black") -> Iterator[None]:
         "lines.markersize": 4.0,
         "svg.hashsalt": "gradproj",
         "text.color": ink,
-        "text.parse_math": False,  # a dollar sign in somebody's value is no formula
+        "text.parse_math": False,  # A dollar sign in a value does not start a formula.
         "xtick.color": ink,
         "ytick.color": ink,
     }
@@ -82,9 +82,9 @@ def embedded() -> Iterator[None]:
     from matplotlib import rc_context
 
     settings: dict[Any, Any] = {
-        # Letters, not outlines, which were most of a page of many rows. The browser has fonts.
+        # Text instead of outlines, which made up most of a long page's size.
         "svg.fonttype": "none",
-        # Each text repeats the list of families.
+        # Short, because each text repeats the list of families.
         "font.family": ["DejaVu Sans", "sans-serif"],
     }
     with styled(_INK), rc_context(settings):
@@ -94,7 +94,7 @@ def embedded() -> Iterator[None]:
 def figure(
     width: float, height: float, layout: Literal["constrained"] | None = "constrained"
 ) -> Figure:
-    """Make an empty figure that needs no window system."""
+    """Make an empty figure that can be drawn without a window system."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -104,12 +104,12 @@ def figure(
 
 
 def legend_beside(axes: Axes) -> None:
-    """Put the legend to the right of the axes, where it covers no data."""
+    """Put the legend to the right of the axes, where it does not cover data."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize="small")
 
 
 def plain_log_ticks(axis: Axis) -> None:
-    """Write 0.5, 1, 2 along a logarithmic axis, and no more of them than fit."""
+    """Write 0.5, 1, 2 along a logarithmic axis, with few enough ticks to fit."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
@@ -131,15 +131,15 @@ def to_svg(made: Figure, name: str) -> str:
     ----------
     made : Figure
     name : str
-        Unique on the page; also read out by screen readers.
+        Must be unique on the page; screen readers read it.
     """
     out = io.StringIO()
     metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
     made.savefig(out, format="svg", transparent=True, metadata=metadata)
     text = out.getvalue()
     text = text[text.index("<svg") :]
-    # Clips and markers are referred to by name, which must not mean another figure's. Most names
-    # are not referred to. Labels come from files and stay as they are: only tags are changed.
+    # Clips and markers are referenced by ids, which must be unique on the page; ids that are not
+    # referenced are dropped. Only tags are changed, because labels are arbitrary text from files.
     prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:10]}-"
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
 
@@ -155,18 +155,21 @@ def to_svg(made: Figure, name: str) -> str:
 
 
 def check_kind(path: Path) -> str:
-    """Return the kind of a figure's file, by its name; raise for one that cannot be written."""
+    """Return the format of a figure's file by its suffix; raise if it cannot be written."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     kind = path.suffix.removeprefix(".") or "png"
     known = FigureCanvasBase.get_supported_filetypes()
     if kind not in known:
-        raise ValueError(f"--out: {path.name} ends with none of {', '.join(sorted(known))}")
+        raise ValueError(
+            f"--out {path.name}: the suffix .{kind} is not a known format; use one of "
+            f"{', '.join(sorted(known))}"
+        )
     return kind
 
 
 def save(made: Figure, path: Path) -> Path:
-    """Write a figure to a file of the kind that its name ends with."""
+    """Write a figure to a file in the format of its suffix."""
     kind = check_kind(path)
     out = io.BytesIO()
     made.savefig(out, format=kind, dpi=150)

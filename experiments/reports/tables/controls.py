@@ -45,7 +45,7 @@ def control_table(rows: Sequence[Row]) -> Table | None:
         ((row.name.label, _control_name(comparison)), row, comparison)
         for row, comparison in _compared(rows, rows)
     ]
-    return _table("What the projection adds", columns, about, found)
+    return _table("Gain over the control", columns, about, found)
 
 
 def overview_tables(rows: Sequence[Row]) -> list[Table]:
@@ -85,7 +85,7 @@ def overview_tables(rows: Sequence[Row]) -> list[Table]:
 def gain_cells(comparison: Comparison | None) -> tuple[str, str]:
     """Write the difference from the control and its interval, with a sign only if it is certain.
 
-    The interval is replaced by "one seed" or "not paired" where there is none.
+    Without an interval, the second cell says "one seed" or "not paired".
     """
     if comparison is None:
         return "–", "–"

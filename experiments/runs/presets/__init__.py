@@ -16,7 +16,7 @@ __all__ = ["available", "canonical", "compose", "find", "shared"]
 
 
 def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunConfig:
-    """Resolve the preset `name`, which may be an alias, with `changes` laid over it.
+    """Resolve the preset `name`, which may be an alias, with `changes` applied.
 
     Examples
     --------
@@ -34,7 +34,9 @@ def find(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> RunCon
 
 
 def compose(benchmark: str, method: str, changes: Mapping[str, Any]) -> RunConfig:
-    """Resolve the preset of a benchmark and a method, or what its presets share if it has none.
+    """Resolve the preset of a benchmark and a method.
+
+    A method without a preset gets the values that the benchmark's presets share.
 
     Examples
     --------

@@ -102,7 +102,7 @@ def test_a_layer_smaller_than_the_directions_is_named():
     assert (small.used_up, large.used_up) == (True, False)
     small = LayerView("bias", small.size, small.products)
     advice = inspection.advise(Inspection((small, large)))
-    assert any(line.startswith("layers: bias hold no more numbers") for line in advice)
+    assert any(line.startswith("layers: bias have at most as many parameters") for line in advice)
 
 
 def test_measuring_leaves_the_model_as_it_was():
@@ -135,7 +135,7 @@ def test_a_short_run_trains_and_begins_its_batches_again():
         ({"steps": -1}, "steps=-1 must be at least 0"),
         ({"moments": 0}, "moments=0 must be at least 1"),
         ({"empty": True}, r"tasks\[1\] has no batches"),
-        ({"bare": True}, r"tasks\[0\] holds batches of type Tensor; give tuples"),
+        ({"bare": True}, r"tasks\[0\] has a batch of type Tensor: expected a tuple"),
     ],
 )
 def test_a_short_run_refuses_what_it_cannot_do(arguments, match):
@@ -152,7 +152,7 @@ def test_a_short_run_refuses_what_it_cannot_do(arguments, match):
     ("moments", "match"),
     [
         ([], "moments is empty"),
-        ([(batches(1)[0], batches(1))], "moments holds 1 old batches"),
+        ([(batches(1)[0], batches(1))], "moments has 1 old batches"),
     ],
 )
 def test_measure_refuses_too_little(moments, match):
@@ -265,13 +265,13 @@ def test_wrong_arguments_are_refused_before_the_work(arguments, message, capsys)
 
 def test_a_figure_of_an_unknown_kind_is_refused_before_the_work(capsys):
     assert cli.main(["inspect", "--out", "a.xyz"]) == 2
-    assert "--out: a.xyz ends with none of" in capsys.readouterr().err
+    assert "--out a.xyz: the suffix .xyz is not a known format" in capsys.readouterr().err
 
 
 def test_the_whole_specific_part_is_advised_as_the_rank_that_keeps_it():
     found = measure(net(), squares, [(batches(4)[3], batches(4)[:3])])
-    assert "rank=None chooses so" in inspection.advise(found, 1.0)[0]
-    assert "rank=0.9 chooses so" in inspection.advise(found, 0.9)[0]
+    assert "rank=None chooses these" in inspection.advise(found, 1.0)[0]
+    assert "rank=0.9 chooses these" in inspection.advise(found, 0.9)[0]
 
 
 def test_a_loss_that_is_no_number_is_named():

@@ -1,4 +1,4 @@
-"""Run folders that anybody may have written: nothing is imported, everything is shown as text."""
+"""Run folders from unknown sources: nothing is imported, everything is shown as text."""
 
 import copy
 import html
@@ -38,7 +38,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_imports(request, monkeypatch):
-    """Fail if anything is loaded by its name."""
+    """Fail if an object is loaded by its name."""
     if "evil" in request.fixturenames:
         return
 
@@ -101,7 +101,7 @@ def test_a_benchmark_named_like_a_path_is_kept_inside(benchmark, whole, tmp_path
 
 
 def change(folder, name, edit):
-    """Change a file as its owner can: the checksums are made anew."""
+    """Change a file as its owner can: with new checksums."""
     values = edit(json.loads((folder / name).read_text()))
     (folder / name).write_text(json.dumps(values))
     result = json.loads((folder / "result.json").read_text())

@@ -1,4 +1,4 @@
-"""The page in a real browser: it fits, it is readable in the dark, and it asks for nothing."""
+"""The page in a real browser: it fits, it is readable in the dark, and it loads nothing."""
 
 import html
 import json
@@ -18,7 +18,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
-# What a person would see is written into the page's own title, which the browser prints.
+# The measurements are written into the title of the page, which the browser prints.
 PROBE = """
 <script>
 const style = getComputedStyle(document.body);

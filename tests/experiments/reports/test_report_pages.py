@@ -51,7 +51,7 @@ def test_the_page_needs_nothing_else(runs):
     for title in ("Average accuracy over tasks", "ACC against BWT", "Forgetting of each task",
                   "Share of layers corrected", "Accuracy matrices"):  # fmt: skip
         assert f"<figcaption>{title}" in page
-    # What the projection adds: at the head of the page, and for the benchmark.
+    # Gain over the control: at the head of the page, and for the benchmark.
     assert page.count("<figcaption>ACC minus that of the control, seed by seed") == 2
 
 
@@ -130,7 +130,7 @@ def test_equal_runs_give_equal_bytes_in_any_order(runs):
 def test_a_damaged_kept_file_stops_the_readme(runs, tmp_path):
     (path, *_) = export(collect([runs]).runs, tmp_path / "kept")
     path.write_text("{}")
-    with pytest.raises(ValueError, match=r"--results: .* mend or remove that file"):
+    with pytest.raises(ValueError, match=r"--results: .* repair or remove that file"):
         readme(tmp_path / "kept")
 
 

@@ -63,7 +63,7 @@ def test_rows_outside_the_paper_are_listed_apart(runs):
 def test_the_control_is_taken_seed_by_seed(runs):
     (section,) = sections(runs)
     found = section.tables[0]
-    assert found.title == "What the projection adds"
+    assert found.title == "Gain over the control"
     cells, entry = line(found, "Ours")
     assert cells["seeds"] == "0, 1"
     # 81.6 − 81 and 82.8 − 83: mean 0.2, standard error 0.4, and Student's t has 12.71 here.
@@ -105,7 +105,7 @@ def test_the_control_of_the_equations_as_printed_is_fine_tuning_at_their_rate(tm
     write_run(tmp_path, f"{MNIST}/single", 0, matrix(0.5))  # at a rate of its own
     write_run(tmp_path, f"{MNIST}/single", 0, matrix(0.6), changes={"lr": 0.1})
     report = build(collect([tmp_path]), {})
-    found = table(report.sections[0], "What the projection adds")
+    found = table(report.sections[0], "Gain over the control")
     start = ("Single", "0", "–")
     assert {entry.cells[0]: entry.cells[1:7] for entry in found.lines} == {
         "A-GEM, as printed (strength 0)": (*start, "70.0", "60.0", "+10.00"),
@@ -146,7 +146,7 @@ def test_equal_seeds_that_part_before_there_is_an_old_task_pair_nothing(tmp_path
     for seed in (0, 1):
         write_run(tmp_path, f"{MNIST}/replay", seed, matrix(0.7))
     (section,) = sections(tmp_path)
-    found = table(section, "What the projection adds")
+    found = table(section, "Gain over the control")
     assert line(found, "Ours")[1].note == ""
     assert line(found, "GEM")[1].note.startswith("Seeds 1 do not pair")
     assert line(found, "GEM")[0]["95 % interval"] == "not paired"
