@@ -148,5 +148,5 @@ def process_context() -> tuple[Any, WorkerErrors]:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn"), WorkerErrors()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gradproj.experiments.runs.runner"])
+    context.set_forkserver_preload(["gradproj.experiments.runs.grid.preloaded"])
     return context, start_server()

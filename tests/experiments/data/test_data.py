@@ -27,6 +27,14 @@ def test_digits_are_split_once_and_for_all():
     assert int(digits.train_x.max()) == 16
 
 
+def test_digits_are_those_that_scikit_learn_loads(monkeypatch):
+    quick = load("digits")
+    monkeypatch.setattr("gradproj.experiments.data.digits.find_spec", lambda _: None)
+    through_sklearn = load("digits")
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        assert torch.equal(getattr(quick, name), getattr(through_sklearn, name))
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_mnist_is_read_raw_or_gzipped(mnist, packed):
     source, root, arrays = mnist

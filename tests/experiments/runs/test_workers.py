@@ -164,3 +164,23 @@ def test_ctrl_c_is_one_line_from_the_first_moment_of_the_command(seconds, seeds,
     assert "Error" not in out
     assert "stopped" in out or "continue with the same command and --resume" in out
     shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+
+
+IMPORTS = """
+import sys, tempfile
+from gradproj.experiments.runs.grid import preloaded
+from gradproj.experiments.runs.resolve import resolve
+before = set(sys.modules)
+config = resolve({"benchmark": "permuted-digits", "method": "ours", "stream": {"tasks": 2}})
+assert preloaded.runner.run(config, tempfile.mkdtemp())
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+assert "torch._dynamo" in before
+"""
+
+
+def test_a_worker_imports_hardly_anything_beyond_its_server():
+    """Workers spent two seconds each on torch's compiler, scikit-learn and the methods."""
+    command = [sys.executable, "-c", IMPORTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANGING)
+    imported = set(done.stdout.split())
+    assert not imported & {"gradproj", "sklearn", "scipy", "PIL", "matplotlib", "ray"}
