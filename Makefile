@@ -71,6 +71,7 @@ $(VENV)/docs: $(VENV)/ready
 # Warnings are errors: a broken link, a missing picture, a docstring that is not valid.
 docs: $(VENV)/docs
 	$(ONE_THREAD) $(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+	$(BIN)/python docs/check_links.py docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 # Every script with a main function; the other files in benchmarks/ are helpers.

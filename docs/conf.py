@@ -10,6 +10,7 @@ sys.path.insert(0, str(HERE))
 import pictures  # noqa: E402
 from docutils import nodes  # noqa: E402
 from latex2mathml.converter import convert  # noqa: E402
+from sphinx.domains.python import PyObject  # noqa: E402
 
 REPOSITORY = "https://github.com/gradproj/gradproj"
 
@@ -27,16 +28,26 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "generated/gallery/*.ipynb", "gallery"]
+exclude_patterns = ["_build", "generated/gallery/*.ipynb", "gallery", "templates"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 autosummary_generate = True
+templates_path = ["templates"]
 autodoc_typehints = (
     "none"  # the signature has the types that readers need, in the docstring's words
 )
 autodoc_member_order = "bysource"
 napoleon_use_rtype = False
+# Attributes as a list of fields: properties among them have their own entry below it.
+napoleon_use_ivar = True
+next(field for field in PyObject.doc_field_types if field.name == "variable").label = "Attributes"
+# Every name of gradproj that a text refers to exists. Types in docstrings are words of prose.
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:class", r"(?!gradproj\.).*|gradproj\..*\.NoOptions"),
+    ("py:exc", r"\w+"),
+]
 extlinks = {"source": (f"{REPOSITORY}/blob/main/%s", "%s")}
 
 # Each example of the gallery runs when the site is built, so each takes a few seconds at most.
@@ -48,6 +59,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_memory": False,
+    "write_computation_times": False,
     "min_reported_time": 1e9,
     "remove_config_comments": True,
     "capture_repr": (),

@@ -39,6 +39,7 @@ THEMES = (
     Theme("dark", "#cfd3da", "#8a8f98", "#7aa8ff", "#ff9d5c", "#4ade8026"),
 )
 
+LEFT, RIGHT = -2.1, 2.6
 # The new gradient, and the gradients of two old tasks. Both conflict with it.
 g = np.asarray([1.9, 0.35])
 G = np.asarray([[-0.45, 1.35], [-1.25, 0.55]])
@@ -158,14 +159,15 @@ def hard(axes: Axes, theme: Theme) -> None:
     axes.text(w[0] + 0.34, w[1] - 0.1, "GPM", color=theme.update, ha="center", va="center")
 
 
-PICTURES: dict[str, Callable[[Axes, Theme], None]] = {
-    "gem": gem,
-    "agem": agem,
-    "sgem": sgem,
-    "decomposed": decomposed,
-    "replay": replay,
-    "preserve": preserve,
-    "hard": hard,
+# Each picture with the heights that it shows, so that none has an empty margin.
+PICTURES: dict[str, tuple[Callable[[Axes, Theme], None], tuple[float, float]]] = {
+    "gem": (gem, (-0.85, 1.8)),
+    "agem": (agem, (-0.85, 1.8)),
+    "sgem": (sgem, (-0.85, 1.8)),
+    "decomposed": (decomposed, (-1.2, 2.1)),
+    "replay": (replay, (-0.2, 1.8)),
+    "preserve": (preserve, (-1.6, 1.45)),
+    "hard": (hard, (-1.6, 1.45)),
 }
 
 
@@ -173,11 +175,11 @@ def draw_all(folder: Path) -> None:
     """Write all pictures, one file per theme."""
     folder.mkdir(parents=True, exist_ok=True)
     for theme in THEMES:
-        for name, draw in PICTURES.items():
+        for name, (draw, (bottom, top)) in PICTURES.items():
             with mpl.rc_context({"svg.hashsalt": name, "mathtext.fontset": "cm", "font.size": 12}):
-                figure = Figure(figsize=(3.4, 2.7))
+                figure = Figure(figsize=(3.4, 3.4 * (top - bottom) / (RIGHT - LEFT)))
                 axes = figure.add_axes((0, 0, 1, 1))
-                axes.set(xlim=(-2.1, 2.6), ylim=(-1.55, 2.18), aspect="equal")
+                axes.set(xlim=(LEFT, RIGHT), ylim=(bottom, top), aspect="equal")
                 axes.axis("off")
                 draw(axes, theme)
                 axes.plot(0, 0, "o", ms=3.5, color=theme.ink)

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -65,6 +66,19 @@ def test_links_to_files_lead_to_files(path):
         and target != "generated/gallery/index.rst"
     ]
     assert not missing
+
+
+def test_the_check_of_the_built_site_finds_broken_links(tmp_path):
+    checker = runpy.run_path(str(DOCS / "check_links.py"))
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top"><a href="b%20c.html#part">x</a><a href="#top">x</a></h1>'
+        '<img src="lost.png"><a href="b%20c.html#lost">x</a><a href="https://example.org">x</a>'
+    )
+    (tmp_path / "b c.html").write_text('<p id="part"><a href="a.html">x</a></p>')
+    assert checker["broken_links"](tmp_path) == [
+        "a.html: b%20c.html#lost leads nowhere",
+        "a.html: lost.png leads nowhere",
+    ]
 
 
 # Pages about other libraries need these libraries: tests/test_integration_pages.py runs them.
