@@ -16,7 +16,6 @@ from gradproj.experiments.common.files import (
     DamagedError,
     read_regular,
     seal,
-    sync_folder,
     unseal,
     using,
     write_atomically,
@@ -74,9 +73,9 @@ class Checkpoints:
                 reason = str(error)
             if not reason:
                 if problems:
-                    # The next save must not replace the only intact checkpoint.
+                    # The next save must not replace the only intact checkpoint. It also syncs this
+                    # change; after a power cut before it, the same checkpoint is found again.
                     os.replace(self.previous, self.current)
-                    sync_folder(path.parent)
                 return state, problems
             problems.append(f"{path.name} is not used: {reason}")
         return None, problems

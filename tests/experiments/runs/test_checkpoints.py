@@ -78,3 +78,15 @@ def test_the_only_good_checkpoint_is_not_replaced_by_a_damaged_one(tmp_path):
     state, problems = store.load(lambda _: "")
     assert state == {"step": 1}
     assert problems == ["checkpoint.pt is not used: its checksum does not match"]
+
+
+def test_the_previous_checkpoint_alone_is_an_unfinished_run(tmp_path):
+    """A power cut between the two renamings of a save leaves only the previous one."""
+    stopped(tmp_path)
+    (tmp_path / "checkpoint.pt").rename(tmp_path / "checkpoint.previous.pt")
+    with pytest.raises(RunError, match="holds an unfinished run; --resume continues it"):
+        run(resolve(QUICK), tmp_path)
+    heard = []
+    assert run(resolve(QUICK), tmp_path, resume=True, report=heard.append)
+    assert next(event.step for event in heard if event.kind == "step") == 3
+    assert not list(tmp_path.glob("checkpoint*"))
