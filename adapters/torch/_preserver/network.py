@@ -16,6 +16,7 @@ from gradproj.adapters.torch._preserver.old_inputs import shared
 from gradproj.adapters.torch._preserver.processes import add_up, group_of
 from gradproj.adapters.torch._preserver.protected import Protected
 from gradproj.adapters.torch._preserver.recording import recording
+from gradproj.adapters.torch._shards import is_sharded
 
 _UNSEEN = "no task called it inside of observe()"
 _FROZEN = "frozen in all tasks so far"
@@ -85,6 +86,13 @@ class Network:
 
     def recording(self, mask: Tensor | None) -> AbstractContextManager[None]:
         """Record the inputs of all forward passes inside."""
+        for layer in self.layers:
+            if any(is_sharded(p) for p in layer.parameters.values()):
+                raise RuntimeError(
+                    f"layer {layer.name!r} was sharded over processes after the Preserver was "
+                    "built, which it does not support: use DistributedDataParallel, or exclude "
+                    "the layers that fully_shard gets"
+                )
         return recording([layer for layer in self.layers if self._records(layer)], mask)
 
     def observed(self) -> list[Protected]:

@@ -1,9 +1,12 @@
 """The work of each process in the distributed tests of `Preserver`, in a module to be spawned."""
 
+import pytest
 import torch
 from preserver_reference import fill
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from gradproj.adapters.torch import Preserver
 
@@ -83,7 +86,30 @@ def one_has_seen_nothing(rank):
     return update(preserver)
 
 
-JOBS = (replicated, plain, hard, one_has_seen_nothing)
+def sharded(rank):
+    """FSDP2, before and after the preserver is built: a clear error, and a part that is whole."""
+    del rank
+    mesh = init_device_mesh("cpu", (WORLD,))
+    with pytest.raises(ValueError, match=r"0\.weight: it is sharded over processes"):
+        Preserver(fully_shard(nn.Sequential(nn.Linear(4, 4)), mesh=mesh))
+
+    model = network()
+    preserver = Preserver(model)
+    fully_shard(model[2], mesh=mesh)
+    with (
+        pytest.raises(
+            RuntimeError, match=r"layer '2' was sharded .* after the Preserver was built"
+        ),
+        preserver.observe(),
+    ):
+        pass
+
+    preserver = Preserver(model)
+    assert preserver.unprotected["2.weight"] == "it is sharded over processes (DTensor)"
+    return []
+
+
+JOBS = (replicated, plain, hard, one_has_seen_nothing, sharded)
 
 
 def work(rank, folder):

@@ -28,3 +28,8 @@ def test_all_processes_make_the_same_update(answers, job):
 def test_two_processes_equal_one(answers, job):
     for a, expected in zip(answers[0][job], alone(), strict=True):
         torch.testing.assert_close(a, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_sharded_layers_are_refused(answers):
+    # The job makes its checks inside of the processes, and fails the fixture if one of them does.
+    assert all("sharded" in answer for answer in answers)
