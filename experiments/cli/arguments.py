@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["HelpFormatter", "add_data_dir", "add_jobs", "add_seeds", "add_set", "whole_number"]
+from gradproj.experiments.common.errors import ConfigError
+
+__all__ = [
+    "HelpFormatter",
+    "add_data_dir",
+    "add_jobs",
+    "add_seeds",
+    "add_set",
+    "make_folder",
+    "number",
+    "whole_number",
+]
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -75,6 +87,18 @@ def number(
         return value
 
     return read
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of --out. Called before any run, so that a mistake costs no training."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out: folder {path} cannot be made ({error.strerror}); choose another one"
+        ) from None
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"--out: folder {path} cannot be written; choose another one")
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import NoReturn
@@ -54,6 +55,11 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line; the usage line of a long command would hide them."""
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.fullmatch(r"(.*): invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if wrong:
+            argument, word, choices = wrong.groups()
+            known = choices.replace("'", "").split(", ")
+            message = f"{argument}: {word!r} is not known; {_cure(word, known)}"
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -92,6 +98,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser(argv[:1])
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         parser.error(f"command {argv[0]!r} is not known; {_cure(argv[0], COMMANDS)}")
+    options = ("-h", "--help", "--version")
+    if argv and argv[0].startswith("-") and argv[0] not in options:
+        parser.error(f"argument {argv[0]!r} is not known; {_cure(argv[0], options)}")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         word = next((each for each in unknown if each.startswith("-")), unknown[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gradproj.experiments.cli.arguments import add_jobs, add_seeds
+from gradproj.experiments.cli.arguments import add_jobs, add_seeds, make_folder
 from gradproj.experiments.cli.display import make_display
 from gradproj.experiments.reports.figures.demo import METHODS, collect, draw, tabulate
 from gradproj.experiments.runs.grid import execute_all
@@ -50,6 +50,7 @@ def run_demo(
 ) -> int:
     """Execute the runs that are not finished, print the table, save the figure."""
     console = console or Console()
+    make_folder(out)
     jobs = make_jobs(
         [f"permuted-digits/{method}" for method in METHODS],
         seeds=seeds,

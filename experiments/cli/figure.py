@@ -14,6 +14,7 @@ from gradproj.experiments.cli.arguments import (
     add_jobs,
     add_seeds,
     add_set,
+    make_folder,
     number,
     whole_number,
 )
@@ -66,6 +67,7 @@ def execute(args: argparse.Namespace) -> int:
     make = figures.find(args.name)
     out = args.out or Path(f"{args.name}-{args.benchmark}.png".replace(":", "-"))
     style.check_kind(out)
+    make_folder(out.parent)
     request = Request(
         benchmark=args.benchmark,
         seeds=tuple(args.seeds),

@@ -15,6 +15,9 @@ __all__ = ["find", "is_own", "load_object", "lookup", "nearest"]
 
 T = TypeVar("T")
 
+# More names than this are counted in an error, not listed: there are hundreds of presets.
+MANY = 100
+
 
 def is_own(name: str) -> bool:
     """Return whether a name is that of a user-defined object.
@@ -68,9 +71,12 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     """
     choices = sorted(known)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    cure = (
-        f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(choices) or '(none)'}"
-    )
+    if close:
+        cure = f"did you mean '{close[0]}'?"
+    elif len(choices) > MANY:
+        cure = f"use one of the {len(choices)}, such as {choices[0]} (see `gradproj list`)"
+    else:
+        cure = f"use one of {', '.join(choices) or '(none)'}"
     return f"{what} '{word}' is not known; {cure}"
 
 

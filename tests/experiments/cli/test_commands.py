@@ -57,6 +57,12 @@ def test_every_argument_is_explained_with_its_default(command):
             ["demo", "here"],
             "gradproj: argument 'here' is not known; use one of --out, --seeds",
         ),
+        (["--versoin"], "gradproj: argument '--versoin' is not known; did you mean --version?"),
+        (["data", "lst"], "gradproj data: argument action: 'lst' is not known; did you mean list?"),
+        (
+            ["run", "a/b", "--executor", "rya"],
+            "gradproj run: argument --executor: 'rya' is not known; did you mean ray?",
+        ),
     ],
 )
 def test_a_wrong_command_is_one_line(argv, message, capsys):
@@ -65,6 +71,24 @@ def test_a_wrong_command_is_one_line(argv, message, capsys):
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "argv", [["demo", "--out", "{}/file/folder"], ["figure", "time", "--out", "{}/file/a.png"]]
+)
+def test_a_folder_that_cannot_be_made_is_found_before_the_first_run(argv, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert cli.main([each.format(tmp_path) for each in argv]) == 2
+    out = capsys.readouterr()
+    (line,) = (out.out + out.err).splitlines()
+    assert line.startswith(f"gradproj: --out: folder {tmp_path}/file")
+
+
+def test_a_pattern_without_a_match_does_not_list_hundreds_of_presets(capsys):
+    assert cli.main(["run", "nothing/*"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) < 200
+    assert "see `gradproj list`" in line
 
 
 COMPLETE = """

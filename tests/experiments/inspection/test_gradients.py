@@ -251,7 +251,7 @@ def test_the_command_works_without_data(tmp_path, capsys):
         (["--lr", "-1"], "--lr: -1 is out of range; use a number > 0"),
         (["--share", "1.5"], "--share: 1.5 is out of range; use a number > 0 and <= 1"),
         (["--share", "nan"], "--share: nan is out of range"),
-        (["--layers", "foo"], "--layers: invalid choice: 'foo' (choose from"),
+        (["--layers", "foo"], "--layers: 'foo' is not known; use one of"),
         (["--steps", "-1"], "--steps: -1 is too small; use a number >= 0"),
         (["--moments", "0"], "--moments: 0 is too small; use a number >= 1"),
     ],
