@@ -23,7 +23,8 @@ def batches(count):
 class Checkpointed(nn.Module):
     """A network whose hidden layer is computed again in the backward pass.
 
-    Pass ``kind=None`` for the same network without checkpointing. The layer is so wide that the loop engine keeps its gradients as pairs.
+    Pass ``kind=None`` for the same network without checkpointing. The layer is so wide that the
+    loop engine keeps its gradients as pairs.
     """
 
     def __init__(self, kind):
