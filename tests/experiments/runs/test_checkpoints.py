@@ -1,12 +1,16 @@
 """Values that a checkpoint can hold, and files that a run leaves beside it."""
 
+import io
+
 import numpy as np
 import pytest
+import torch
 
 from gradproj.experiments import methods
 from gradproj.experiments.common.errors import ConfigError, RunError
+from gradproj.experiments.common.files import seal
 from gradproj.experiments.methods.learner import Learner
-from gradproj.experiments.runs.checkpoint import Checkpoints
+from gradproj.experiments.runs.checkpoint import KIND, Checkpoints
 from gradproj.experiments.runs.resolve import resolve
 from gradproj.experiments.runs.runner import Interrupted, run
 
@@ -90,3 +94,12 @@ def test_the_previous_checkpoint_alone_is_an_unfinished_run(tmp_path):
     assert run(resolve(QUICK), tmp_path, resume=True, report=heard.append)
     assert next(event.step for event in heard if event.kind == "step") == 3
     assert not list(tmp_path.glob("checkpoint*"))
+
+
+def test_a_sealed_file_that_is_not_a_checkpoint_is_refused(tmp_path):
+    content = io.BytesIO()
+    torch.save([1, 2], content)
+    sealed = seal(KIND, content.getvalue()) + content.getvalue()
+    (tmp_path / "checkpoint.pt").write_bytes(sealed)
+    with pytest.raises(RunError, match=r"is not a checkpoint of a run \(a list\); --force starts"):
+        Checkpoints(tmp_path).load(lambda _: "")
