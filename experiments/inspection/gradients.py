@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import gradproj as gp
 from gradproj.adapters.torch import Layers, group_parameters, keep_running_statistics
 
-__all__ = ["Inspection", "LayerView", "measure", "short_run"]
+__all__ = ["Inspection", "LayerView", "gradients_of", "measure", "short_run", "training_moments"]
 
 Array = NDArray[np.float64]
 Batch = Sequence[Tensor]
@@ -169,7 +169,7 @@ def measure(
             raise ValueError(
                 f"moments has {len(old)} old batches: expected at least two, one per old task"
             )
-        rows = [_gradients(model, loss, batch, named) for batch in (*old, new)]
+        rows = [gradients_of(model, loss, batch, named) for batch in (*old, new)]
         for name, members in groups.items():
             G = np.stack([np.concatenate([row[member] for member in members]) for row in rows])
             if not np.isfinite(G).all():
@@ -188,9 +188,10 @@ def measure(
     )
 
 
-def _gradients(
+def gradients_of(
     model: nn.Module, loss: Loss, batch: Batch, named: dict[str, nn.Parameter]
 ) -> dict[str, Array]:
+    """Return the flat float64 gradient of the loss for each trained parameter."""
     trained = {name: p for name, p in named.items() if p.requires_grad}
     with keep_running_statistics(model):
         value = loss(model, *batch)
@@ -231,11 +232,39 @@ def short_run(
     lr : float
         Learning rate.
     """
+    moment = training_moments(model, loss, tasks, steps=steps, moments=moments, lr=lr)
+    return measure(model, loss, moment, layers)
+
+
+def training_moments(
+    model: nn.Module,
+    loss: Loss,
+    tasks: Sequence[Iterable[Batch]],
+    *,
+    steps: int,
+    moments: int,
+    lr: float,
+) -> Iterator[tuple[Batch, Sequence[Batch]]]:
+    """Train as `short_run` does, and yield (new batch, old batches) before each of the last steps.
+
+    Errors in the arguments are raised at once, before the iteration starts.
+    """
     if len(tasks) < 3:
         raise ValueError(f"tasks holds {len(tasks)}; give at least two old tasks and a new one")
     for name, value, least in (("steps", steps, 0), ("moments", moments, 1)):
         if value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
+    return _train(model, loss, tasks, steps, moments, lr)
+
+
+def _train(
+    model: nn.Module,
+    loss: Loss,
+    tasks: Sequence[Iterable[Batch]],
+    steps: int,
+    moments: int,
+    lr: float,
+) -> Iterator[tuple[Batch, Sequence[Batch]]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     streams = [_endless(task, number) for number, task in enumerate(tasks)]
     model.train()
@@ -248,14 +277,10 @@ def short_run(
     for stream in streams[:-1]:
         for batch in islice(stream, steps):
             train(batch)
-
-    def looks() -> Iterator[tuple[Batch, Sequence[Batch]]]:
-        for _ in range(moments):
-            new = next(streams[-1])
-            yield new, [next(stream) for stream in streams[:-1]]
-            train(new)
-
-    return measure(model, loss, looks(), layers)
+    for _ in range(moments):
+        new = next(streams[-1])
+        yield new, [next(stream) for stream in streams[:-1]]
+        train(new)
 
 
 def _endless(task: Iterable[Batch], number: int) -> Iterator[Batch]:

@@ -24,7 +24,8 @@ INTRODUCTION = (
     "`gradproj report --results results` writes this file from the runs in this folder; do not "
     "edit it. Each run is one file with its configuration, accuracy matrix, duration and versions. "
     "`notes.toml` explains differences from the paper. [findings.md](findings.md) says what the "
-    "results mean, and `gradproj report results --out report` makes a page with figures."
+    "results mean, [figures](figures/README.md) has sweeps and measurements, and `gradproj report "
+    "results --out report` makes a page with figures."
 )
 ABOUT_TUNING = (
     "`gradproj report --results results/tuning` writes this file from the runs in this folder; do "

@@ -11,6 +11,7 @@ from gradproj.experiments.reports.figures import (
     k_sweep,
     layerwise,
     memory_sweep,
+    old_losses,
     strength_sweep,
     time,
 )
@@ -25,6 +26,7 @@ FIGURES: dict[str, Maker] = {
     "k-sweep": k_sweep.make,
     "layerwise": layerwise.make,
     "memory-sweep": memory_sweep.make,
+    "old-losses": old_losses.make,
     "strength-sweep": strength_sweep.make,
     "time": time.make,
 }

@@ -74,6 +74,17 @@ def test_gradient_magnitudes_need_no_runs(tmp_path, ran):
     made.figure.canvas.draw()
 
 
+def test_old_losses_need_no_runs(tmp_path, ran):
+    made = FIGURES["old-losses"](ask(tmp_path))
+    assert ran == []
+    shortest = [float(cell) for cell in made.table.lines[0].cells]
+    assert shortest[0] == 0.001
+    # A short step changes the losses as the first order predicts.
+    assert shortest[1] == pytest.approx(shortest[2], rel=0.1)
+    assert shortest[3] == pytest.approx(shortest[4], rel=0.1)
+    made.figure.canvas.draw()
+
+
 @pytest.mark.parametrize("name", ["k-sweep", "gradient-magnitudes"])
 @pytest.mark.parametrize("seed", [0, 5])
 def test_a_seed_is_not_changed_by_hand(name, seed, tmp_path):
