@@ -16,6 +16,8 @@ LIBRARIES = {
     "accelerate": "accelerate",
     "transformers": "transformers",
     "lightning": "lightning",
+    "avalanche": "avalanche",
+    "avalanche_permutations": "avalanche",
     "hugging_face": "transformers",
     "lightning_digits": "lightning",
     "sentence_encoder": "transformers",
@@ -80,6 +82,13 @@ def test_lightning_digits(capsys, monkeypatch):
     plain, projected, preserved = (percentages(line) for line in out[-3:])
     assert projected[0] > plain[0] + 10
     assert preserved[0] > plain[0] + 10
+
+
+def test_avalanche_permutations(capsys, monkeypatch):
+    pytest.importorskip("sklearn", reason="the example's digits come with scikit-learn")
+    out = run_example("avalanche_permutations", capsys, monkeypatch, tasks=3)
+    plain, theirs, ours, default, preserved = (percentages(line)[0] for line in out[-5:])
+    assert min(ours, theirs, default, preserved) > plain + 5
 
 
 def test_sentence_encoder(capsys, monkeypatch):

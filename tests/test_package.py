@@ -75,6 +75,24 @@ def test_importing_and_using_the_core_imports_no_framework(framework):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+LIBRARIES = ["transformers", "accelerate", "lightning", "avalanche"]
+
+
+def test_the_torch_adapter_imports_no_training_library():
+    pytest.importorskip("torch", reason="torch is not installed")
+    code = f"import sys, gradproj.adapters.torch; sys.exit(bool(sys.modules.keys() & {LIBRARIES}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning", "avalanche"])
+def test_a_missing_training_library_is_named_with_its_extra(library):
+    pytest.importorskip("torch", reason="torch is not installed")
+    code = f"import sys; sys.modules[{library!r}] = None; import gradproj.adapters.{library}"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    message = f"gradproj.adapters.{library} needs {library}: pip install gradproj[{library}]"
+    assert message in done.stderr
+
+
 def test_every_folder_of_the_package_is_listed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     listed = set(project["tool"]["setuptools"]["packages"])

@@ -37,6 +37,12 @@ class TaskCallback(Callback):
         if stage != "fit":
             return
         strategy, name = trainer.strategy, type(self).__name__
+        if not isinstance(trainer, Trainer):
+            raise TypeError(
+                f"the Trainer is from {type(trainer).__module__.partition('.')[0]}, and {name} is "
+                "for the package lightning: import Trainer and LightningModule from "
+                "lightning.pytorch"
+            )
         if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
             raise ValueError(
                 f"strategy is a {type(strategy).__name__}; {name} works on one device and with "

@@ -7,8 +7,17 @@
 Install it with ``pip install gradproj[transformers]``.
 """
 
-from gradproj.adapters.transformers.callback import PreserveCallback
-from gradproj.adapters.transformers.memory import DictMemory
-from gradproj.adapters.transformers.trainer import ProjectedTrainer
+try:
+    from gradproj.adapters.transformers.callback import PreserveCallback
+    from gradproj.adapters.transformers.memory import DictMemory
+    from gradproj.adapters.transformers.trainer import ProjectedTrainer
+except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    if missing not in ("transformers", "accelerate"):
+        raise
+    raise ModuleNotFoundError(
+        f"gradproj.adapters.transformers needs {missing}: pip install gradproj[transformers]",
+        name=missing,
+    ) from error
 
 __all__ = ["DictMemory", "PreserveCallback", "ProjectedTrainer"]

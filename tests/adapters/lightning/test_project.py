@@ -245,6 +245,13 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
     error(TypeError, r"batch\[0\] of the training data loader is a", Words(), words)
 
 
+def test_the_older_package_is_named_in_the_error(tmp_path):
+    older = pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+    training = older.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    with pytest.raises(TypeError, match="the Trainer is from pytorch_lightning, and"):
+        make().setup(training, Module(), "fit")
+
+
 class Words(Module):
     def training_step(self, batch, _):
         return self(batch[1].float()).mean()
