@@ -76,7 +76,7 @@ def name(given: Any) -> None:
 def count(name: str, given: Any, wanted: str) -> None:
     """Raise unless it is an integer >= 1."""
     if not isinstance(given, Integral) or given < 1:
-        raise ValueError(f"{name}={given} is invalid: expected an integer >= 1; {wanted}")
+        raise ValueError(f"{name}={given!r} is invalid: expected an integer >= 1; {wanted}")
 
 
 def loss(given: Any, name: str) -> None:

@@ -86,13 +86,7 @@ class Network:
 
     def recording(self, mask: Tensor | None) -> AbstractContextManager[None]:
         """Record the inputs of all forward passes inside."""
-        for layer in self.layers:
-            if any(is_sharded(p) for p in layer.parameters.values()):
-                raise RuntimeError(
-                    f"layer {layer.name!r} was sharded over processes after the Preserver was "
-                    "built, which it does not support: use DistributedDataParallel, or exclude "
-                    "the layers that fully_shard gets"
-                )
+        self._check_layers()
         return recording([layer for layer in self.layers if self._records(layer)], mask)
 
     def observed(self) -> list[Protected]:
@@ -139,7 +133,26 @@ class Network:
         self.share_equal()
 
     def _parameter_names(self) -> dict[nn.Parameter, str]:
+        self._check_layers()
         return {p: name for name, p in unwrapped(self.model).named_parameters()}
+
+    def _check_layers(self) -> None:
+        """Raise if a layer was replaced in the model or sharded since the preserver was built."""
+        present = set(unwrapped(self.model).parameters())
+        for layer in self.layers:
+            parameters = layer.parameters.values()
+            if not present.issuperset(parameters):
+                raise RuntimeError(
+                    f"layer {layer.name!r} of the model was replaced after the Preserver was "
+                    "built: build a new Preserver, or exclude layers that are replaced, such as "
+                    "output layers that grow"
+                )
+            if any(is_sharded(p) for p in parameters):
+                raise RuntimeError(
+                    f"layer {layer.name!r} was sharded over processes after the Preserver was "
+                    "built, which it does not support: use DistributedDataParallel, or exclude "
+                    "the layers that fully_shard gets"
+                )
 
     def _records(self, layer: Protected) -> bool:
         """Return whether inputs of a layer are recorded: frozen layers only if they are named."""

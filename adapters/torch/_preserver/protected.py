@@ -220,6 +220,12 @@ class Protected:
         kind = self.kind
         parts = []
         if weight is not None:
+            if weight.numel() != math.prod(kind.shape):
+                raise ValueError(
+                    f"the weight of layer {self.name!r} has another shape than when the Preserver "
+                    f"was built: found {tuple(weight.shape)}; build a new Preserver and observe "
+                    "the old inputs again, or exclude layers that grow"
+                )
             parts.append((weight.T if kind.transposed else weight).reshape(kind.shape))
         if bias is not None:
             parts.append(bias.reshape(*kind.shape[:-1], 1))

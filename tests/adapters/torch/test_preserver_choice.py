@@ -262,3 +262,24 @@ def test_lora_factors_are_refused_unless_they_are_excluded():
     preserver = Preserver(model, exclude=["*.lora_*"])
     assert preserver.unprotected["1.lora_A.default.weight"] == "excluded"
     assert "0" in preserver.protected
+
+
+def test_a_layer_that_was_replaced_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    preserver = Preserver(model)
+    model[1] = nn.Linear(4, 3)
+    for look in (lambda: preserver.protected, lambda: preserver.observe().__enter__()):
+        with pytest.raises(RuntimeError, match="layer '1' of the model was replaced after the"):
+            look()
+
+
+def test_a_weight_that_has_grown_is_named():
+    model = nn.Sequential(nn.Linear(4, 2, bias=False))
+    preserver = Preserver(model)
+    with preserver.observe():
+        model(torch.ones(3, 4))
+    preserver.consolidate()
+    model[0].weight = nn.Parameter(torch.ones(3, 4))
+    model(torch.ones(3, 4)).sum().backward()
+    with pytest.raises(ValueError, match=r"weight of layer '0' has another shape .*\(3, 4\)"):
+        preserver.apply()
