@@ -28,6 +28,17 @@ def test_pictures_are_shown_outside_the_repository():
         assert (ROOT / name).exists()
 
 
+def test_links_lead_to_files_of_the_repository():
+    """They are absolute, because relative ones lead nowhere on PyPI."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    home = f"{project['urls']['Homepage']}/blob/main/"
+    targets = re.findall(r"(?<!!)\[[^\]]+\]\((\S+)\)", README)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    names = [target.removeprefix(home) for target in targets if target.startswith(home)]
+    assert len(names) > 5
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
 @pytest.mark.parametrize(("code", "output"), [block for block in BLOCKS if block[1]])
 def test_programs_print_what_the_readme_says(code, output, capsys):
     if "torch" in code:
