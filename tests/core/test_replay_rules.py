@@ -120,3 +120,12 @@ def test_gem_solves_its_published_quadratic_program(form, ridge):
         assert (v >= least).all()
         assert (slope > -1e-9).all()
         assert np.abs(slope * (v - least)).max() < 1e-9
+
+
+def test_the_ridge_of_gem_keeps_equal_tasks_beside_a_very_short_one():
+    """The ridge is far longer than the third gradient and must not hide the other constraints."""
+    a, b, c = np.random.default_rng(0).standard_normal((3, 2000)) / np.sqrt(2000)
+    G = np.stack([10 * a, 10 * a + 0.01 * b, 1e-6 * c]).astype(np.float32)
+    g = -a.astype(np.float32)
+    w = gp.project(g, G, gp.GEM(ridge=1e-3))
+    assert abs(G[0] @ w) < 1e-3 * abs(G[0] @ g)
