@@ -5,6 +5,7 @@ NAME is a row of the report such as ``mnist-permutations/ours`` or ``split-cifar
 
 - ``{acc NAME}``: ACC with its deviation over the seeds,
 - ``{gain NAME}``: ACC minus that of the control, with its 95 % interval,
+- ``{best NAME}``: the same for the control at its best learning rate of those run,
 - ``{cells STATUS}``: number of the paper's cells that are within, near, above or below it.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from gradproj.experiments.reports.comparison import compare, compare_at_best_rate
+from gradproj.experiments.reports.comparison import Comparison, compare, compare_at_best_rate
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.controls import gain_cells
 from gradproj.experiments.reports.tables.table import spread
@@ -51,8 +52,9 @@ def fill(text: str, rows: Sequence[Row], cells: Mapping[str, int]) -> str:
             return str(cells[name])
         if kind not in _KINDS:
             raise ValueError(
-                f"{SOURCE}: {found[0]} is not a known placeholder; use {{acc NAME}}, {{gain NAME}} "
-                f"or {{cells STATUS}} with STATUS one of {', '.join(cells)}"
+                f"{SOURCE}: {found[0]} is not a known placeholder; use {{acc NAME}}, "
+                f"{{gain NAME}}, {{best NAME}} or {{cells STATUS}} with STATUS one of "
+                f"{', '.join(cells)}"
             )
         return _KINDS[kind](name, named)
 
@@ -67,11 +69,24 @@ def _gain(name: str, rows: Mapping[str, Row]) -> str:
     if name not in rows:
         return NOT_RUN
     among = list(rows.values())
-    found = compare(rows[name], among) or compare_at_best_rate(rows[name], among)
+    return _difference(compare(rows[name], among) or compare_at_best_rate(rows[name], among))
+
+
+def _best(name: str, rows: Mapping[str, Row]) -> str:
+    if name not in rows:
+        return NOT_RUN
+    return _difference(compare_at_best_rate(rows[name], list(rows.values())))
+
+
+def _difference(found: Comparison | None) -> str:
     if found is None:
         return NO_CONTROL
     difference, certainty = gain_cells(found)
     return f"{difference.split()[0]} {certainty if found.interval else f'({certainty})'}"
 
 
-_KINDS: dict[str, Callable[[str, Mapping[str, Row]], str]] = {"acc": _acc, "gain": _gain}
+_KINDS: dict[str, Callable[[str, Mapping[str, Row]], str]] = {
+    "acc": _acc,
+    "gain": _gain,
+    "best": _best,
+}
