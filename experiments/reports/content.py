@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class Report:
     problems : tuple of str
         Files that could not be read, with the reason.
     made_with : tuple of str
-        Versions of the packages behind the runs.
+        Versions and processors behind the runs, with the number of runs of each.
     """
 
     answer: tuple[str, ...]
@@ -93,7 +94,8 @@ def build(collection: Collection, notes: Mapping[str, str], *, beside_paper: boo
         of_it = [row for row in rows if row.benchmark == benchmark]
         published = paper.tables() if beside_paper else ()
         sections.append(_section(*benchmark, of_it, notes, published))
-    made_with = sorted({_versions(run.environment) for run in collection.runs if run.finished})
+    used = Counter(_environment(run.environment) for run in collection.runs if run.finished)
+    made_with = [f"{words} (runs: {number})" for words, number in sorted(used.items())]
     overview = tuple(overview_tables(rows)) if beside_paper else ()
     return Report(
         answer(overview), overview, tuple(sections), collection.problems, tuple(made_with)
@@ -142,9 +144,13 @@ def _needs_reason(line: Line) -> bool:
     return line.status in ("above", "below") and not line.note
 
 
-def _versions(environment: Mapping[str, object]) -> str:
+def _environment(environment: Mapping[str, object]) -> str:
     versions = environment.get("versions")
     known = versions if isinstance(versions, dict) else {}
     words = [f"{name} {version}" for name, version in known.items() if version]
-    python = environment.get("python")
-    return ", ".join(([f"Python {python}"] if python else []) + words)
+    for key, name in (("python", "Python"), ("processor", "processor")):
+        if environment.get(key):
+            words.append(f"{name} {environment[key]}")
+    if environment.get("flags"):
+        words.append(f"features {environment['flags']}")
+    return ", ".join(words) or "versions not recorded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["describe_environment"]
+__all__ = ["describe_environment", "describe_processor"]
 
 
 def describe_environment(device: str = "cpu") -> dict[str, Any]:
@@ -29,11 +30,25 @@ def describe_environment(device: str = "cpu") -> dict[str, Any]:
         "versions": versions,
         "commit": _commit(),
         "platform": f"{sys.platform}-{platform.machine()}",
-        # The vector length of the CPU determines the order of sums, and so the rounding of results.
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        **describe_processor(),
         "device": device,
         "threads": torch.get_num_threads(),
         "cpus": os.cpu_count(),
+    }
+
+
+def describe_processor() -> dict[str, str]:
+    """Return what decides how sums are rounded: model, digest of the features, vector length."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    told: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        told.setdefault(key.strip(), value.strip())
+    return {
+        "processor": told.get("model name", platform.processor()),
+        "flags": hashlib.sha256(told.get("flags", "").encode()).hexdigest()[:16],
+        "instructions": torch.backends.cpu.get_cpu_capability(),
     }
 
 

@@ -9,7 +9,6 @@ Record again only in a commit that is meant to change results, and say so in the
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import platform
 import tempfile
@@ -21,6 +20,7 @@ import torch
 
 from gradproj.experiments import methods
 from gradproj.experiments.common.tables import merge
+from gradproj.experiments.runs.environment import describe_processor
 from gradproj.experiments.runs.resolve import resolve
 from gradproj.experiments.runs.runner import run
 
@@ -131,19 +131,11 @@ def measure(values: dict[str, Any]) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Name what decides the last bits of a result."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    told: dict[str, str] = {}
-    for line in lines:
-        key, _, value = line.partition(":")
-        told.setdefault(key.strip(), value.strip())
     return {
         "torch": torch.__version__,
         "numpy": np.__version__,
         "machine": platform.machine(),
-        "processor": told.get("model name", platform.processor()),
-        "flags": hashlib.sha256(told.get("flags", "").encode()).hexdigest()[:16],
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        **describe_processor(),
     }
 
 

@@ -26,6 +26,11 @@ __all__ = ["other_table", "paper_table", "printed"]
 
 # The last columns of these tables.
 _LAST = ("seeds", "minutes", "command")
+AVERAGE = "average_incremental_accuracy"
+AVERAGE_ABOUT = (
+    "The average over steps is the mean of the accuracies on the classes seen so far, per step. "
+    "ACC is the accuracy after the last step."
+)
 
 
 def paper_table(
@@ -113,18 +118,27 @@ def judge(difference: float, deviation: float | None) -> str:
 
 
 def other_table(rows: Sequence[Row], used: Sequence[Row], notes: Mapping[str, str]) -> Table | None:
-    """List the rows that do not belong to any table of the paper."""
+    """List the rows that do not belong to any table of the paper.
+
+    Class-incremental rows also have their average over the steps, by which they are ordered.
+    """
     rest = [row for row in rows if not any(row is other for other in used)]
     if not rest:
         return None
-    columns = ("method", "measured ACC", *TRANSFER, *SETTINGS, *_LAST)
+    averages = rest[0].scenario == "class"
+    if averages:
+        rest.sort(key=lambda row: -float(np.mean(row.values(AVERAGE) or [0.0])))
+    columns = ("method", *(("average over steps",) if averages else ()), "measured ACC")
     lines = []
     for row in rest:
         acc = spread(row.values("acc")) if row.finished else "unfinished"
-        cells = (row.name.label, acc, *transfer(row), *_tail(row))
+        average = (spread(row.values(AVERAGE)),) if averages else ()
+        cells = (row.name.label, *average, acc, *transfer(row), *_tail(row))
         lines.append(Line(cells, "", _note(row, str(row.name), notes), row))
     finished = tuple(row for row in rest if row.finished)
-    table = Table("Not in the paper's tables", columns, tuple(lines), rows=finished)
+    columns = (*columns, *TRANSFER, *SETTINGS, *_LAST)
+    title = "Not in the paper's tables"
+    table = Table(title, columns, tuple(lines), AVERAGE_ABOUT if averages else "", rows=finished)
     return table.without_empty("γ", "λ")
 
 

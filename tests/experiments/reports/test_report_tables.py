@@ -1,5 +1,7 @@
 """Reports: what the tables say, beside the paper, beside the control, over a swept value."""
 
+import json
+
 import pytest
 from support.reports import MNIST, line, sections, swept_runs, table
 from support.runs import matrix, write_run
@@ -208,6 +210,32 @@ def test_class_incremental_runs_are_judged_by_their_own_metric(tmp_path):
     assert cells["measured average incremental accuracy"] == "75.0"
     assert cells["difference"] == "+13.1"
     assert entry.status == ""
+
+
+def test_class_incremental_rows_are_ordered_by_their_average_over_steps(tmp_path):
+    for name, last in (("lwf", 0.5), ("lucir", 0.7), ("icarl", 0.6)):
+        write_run(tmp_path, f"class-cifar100-mid/{name}", 0, matrix(last), scenario="class")
+    (section,) = sections(tmp_path)
+    found = table(section, "Not in the paper's tables")
+    assert found.columns[:3] == ("method", "average over steps", "measured ACC")
+    assert [entry.cells[:3] for entry in found.lines] == [
+        ("LUCIR", "77.5", "70.0"),
+        ("iCaRL", "75.0", "60.0"),
+        ("LwF", "72.5", "50.0"),
+    ]
+    assert "per step" in found.about
+
+
+def test_versions_and_processors_are_counted(tmp_path):
+    for seed, processor in enumerate(("A", "A", "B", "")):
+        folder, _ = write_run(tmp_path, f"{MNIST}/gem", seed, matrix(0.8))
+        environment = {"versions": {"torch": "2.13"}, "python": "3.11", "processor": processor}
+        (folder / "environment.json").write_text(json.dumps(environment))
+    assert build(collect([tmp_path]), {}).made_with == (
+        "torch 2.13, Python 3.11 (runs: 1)",
+        "torch 2.13, Python 3.11, processor A (runs: 2)",
+        "torch 2.13, Python 3.11, processor B (runs: 1)",
+    )
 
 
 def test_rows_that_differ_in_one_value_are_a_sweep(tmp_path):
