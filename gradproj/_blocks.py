@@ -104,11 +104,7 @@ def _gram(rows: HostArray) -> HostArray:
             C[start:, group] = part.T
             start += _GROUP
     for i in range(start, T):
-        # One row alone is a dot product, whose error grows with its length: beyond the float32
-        # tolerance with AVX-512 kernels. BLAS itself multiplies several rows in short pieces.
-        one = i == start
-        C[i, start : i + 1] = _dot(rows[i], rows[i]) if one else rows[start : i + 1] @ rows[i]
-        C[start:i, i] = C[i, start:i]
+        C[i, start : i + 1] = C[start : i + 1, i] = rows[start : i + 1] @ rows[i]
     return C
 
 
