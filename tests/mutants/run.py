@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
@@ -24,12 +25,17 @@ import traceback
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 STATE = ROOT / "build" / "mutants.json"
+# A mutant is applied to a copy of these.
+FOLDERS = ("gradproj", "tests/core", "tests/support")
+FILES = ("pyproject.toml", "tests/conftest.py")
+UNCHANGED = "(unchanged core)"  # a key of the state beside the names of mutants
 TARGET = 0.95
 # A mutant that runs this much longer than the unchanged core does not end: it counts as killed.
 PATIENCE = 5
@@ -79,9 +85,9 @@ def run_tests(mutant: Mutant | None, tests: list[str], limit: float | None) -> t
     with tempfile.TemporaryDirectory(prefix="gradproj-mutant-") as folder:
         copy = Path(folder)
         skipped = shutil.ignore_patterns("__pycache__")
-        for part in ("gradproj", "tests/core", "tests/support"):
+        for part in FOLDERS:
             shutil.copytree(ROOT / part, copy / part, ignore=skipped)
-        for part in ("pyproject.toml", "tests/conftest.py"):
+        for part in FILES:
             shutil.copy(ROOT / part, copy / part)
         if mutant is not None:
             path = copy / "gradproj" / mutant.file
@@ -157,6 +163,27 @@ def check(mutant: Mutant, files: list[str], known: dict[str, str], limit: float)
     return {"killer": killer, "killed": fingerprint(mutant) if outcome == "killed" else ""}
 
 
+def time_limit(state: dict[str, dict[str, Any]], tests: dict[str, list[str]]) -> float:
+    """Return the seconds that a mutant may take; raise unless the unchanged core passes its tests.
+
+    It takes minutes, so it is done once for each version of the core and its tests.
+    """
+    digest = hashlib.sha256()
+    folders = (sorted((ROOT / part).rglob("*.py")) for part in FOLDERS)
+    for path in (*(ROOT / part for part in FILES), *itertools.chain(*folders)):
+        digest.update(path.read_bytes())
+    known = state.get(UNCHANGED, {})
+    if known.get("digest") != digest.hexdigest():
+        print("first the unchanged core … ", end="", flush=True)
+        start = time.monotonic()
+        outcome, failed = run_tests(None, sorted({f for fs in tests.values() for f in fs}), None)
+        if outcome != "survived":
+            raise SystemExit(f"the unchanged core fails {failed}: repair it first")
+        known = {"digest": digest.hexdigest(), "seconds": time.monotonic() - start}
+        state[UNCHANGED] = known
+    return max(60.0, PATIENCE * known["seconds"])
+
+
 def main() -> int:
     """Check the chosen mutants and print a table; return 1 below the target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -200,14 +227,7 @@ def main() -> int:
             continue
         if options.again or known.get("killed") != fingerprint(mutant):
             if limit is None:
-                print("first the unchanged core … ", end="", flush=True)
-                start = time.monotonic()
-                outcome, failed = run_tests(
-                    None, sorted({f for fs in tests.values() for f in fs}), None
-                )
-                if outcome != "survived":
-                    raise SystemExit(f"the unchanged core fails {failed}: repair it first")
-                limit = max(60.0, PATIENCE * (time.monotonic() - start))
+                limit = time_limit(state, tests)
             known = check(mutant, tests_for(mutant, tests), known, limit)
             state[mutant.name] = known
             STATE.write_text(json.dumps(state, indent=1))
