@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradproj._arrays import Array, HostArray, widened
+from gradproj._arrays import Array, HostArray, namespace, widened
 
 # Columns per block. Blocks are multiplied in their own dtype and added up in float64, so that the
 # error of a float32 sum does not grow with N.
@@ -19,7 +19,9 @@ _ROW_BLOCK = 1 << 17
 WIDE_BLOCK = 1 << 14
 # On a GPU every block costs kernel launches: very long gradients get longer blocks there.
 _MOST_BLOCKS = 256
-# Columns per float32 dot product of two vectors.
+# Columns per float32 dot product of two vectors. BLAS adds up a longer one with few partial sums:
+# for 65,536 equal numbers it was off by 3e-5 with AVX2 and by 6e-5 with SSE. It cuts the product of
+# several rows and a vector into pieces of this length by itself.
 _DOT = 1 << 12
 
 # OpenBLAS gives products of somewhat more multiplications than this to several threads. They do not
@@ -51,23 +53,25 @@ def cuts(xp: Any, T: int, N: int, most: int | None = None) -> Iterator[slice]:
 
 def gram_and_product(xp: Any, rows: Array, new: Array) -> tuple[Array, Array, Array]:
     """Return rows @ rowsᵀ, rows @ new and new · new in float64, for one block."""
-    if xp is not np:
-        square = xp.vecdot(new, new)
-        return (*(widened(xp, x) for x in (rows @ rows.T, rows @ new)), widened(xp, square))
-    rows, new = _laid_out(rows), np.ascontiguousarray(new)
-    if len(rows) == 1:
-        row = rows[0]
-        return np.full((1, 1), _dot(row, row)), np.full(1, _dot(row, new)), _dot(new, new)
-    return _gram(rows), (rows @ new).astype(np.float64), _dot(new, new)
+    if xp is np:
+        rows, new = _laid_out(rows), np.ascontiguousarray(new)
+    square = _dot(xp, new, new)
+    if rows.shape[0] == 1:
+        row = rows[0, :]
+        C, h = _dot(xp, row, row), _dot(xp, row, new)
+        return namespace(C).reshape(C, (1, 1)), namespace(h).reshape(h, (1,)), square
+    C = _gram(rows) if xp is np else widened(xp, rows @ rows.T)
+    return C, widened(xp, rows @ new), square
 
 
-def _dot(a: HostArray, b: HostArray) -> Any:
+def _dot(xp: Any, a: Array, b: Array) -> Array:
     """Return a · b in float64 as the sum of short dot products in the vectors' own dtype."""
-    end = len(a) // _DOT * _DOT
-    total = np.float64(a[end:] @ b[end:])
+    end = a.shape[0] // _DOT * _DOT
+    total = widened(xp, xp.vecdot(a[end:], b[end:]))
     if end:
-        short = np.vecdot(a[:end].reshape(-1, _DOT), b[:end].reshape(-1, _DOT))
-        total = total + short.sum(dtype=np.float64)
+        short = (xp.reshape(x[:end], (-1, _DOT)) for x in (a, b))
+        parts = widened(xp, xp.vecdot(*short))
+        total = total + namespace(parts).sum(parts)
     return total
 
 
@@ -103,7 +107,9 @@ def _gram(rows: HostArray) -> HostArray:
             C[group, start:] = part
             C[start:, group] = part.T
             start += _GROUP
-    for i in range(start, T):
+    if start < T:
+        C[start, start] = _dot(np, rows[start], rows[start])
+    for i in range(start + 1, T):
         C[i, start : i + 1] = C[start : i + 1, i] = rows[start : i + 1] @ rows[i]
     return C
 

@@ -14,7 +14,7 @@ from gradproj._errors import NotFiniteError
 
 def widened(xp: Any, x: Array) -> Array:
     """Return the array in float64: where it is, or on the host if its device has no float64."""
-    if isinstance(x, np.ndarray):
+    if isinstance(x, np.ndarray | np.generic):
         return x.astype(np.float64, copy=False)
     return xp.astype(x, xp.float64) if has_float64(xp, x) else to_host(x)
 

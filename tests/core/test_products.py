@@ -1,5 +1,10 @@
 """Inner products: their accuracy, their sums over shards, and the tolerance they report."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support import backends
@@ -39,6 +44,36 @@ def test_the_tolerance_bounds_the_error(kind, T):
         assert (np.abs(found.C - C) <= allowed * np.outer(lengths, lengths)).all()
         assert (np.abs(found.h - h) <= allowed * lengths * np.sqrt(square)).all()
         assert abs(found.square - square) <= allowed * square
+
+
+CONSTANT = """
+import array_api_strict
+import numpy as np
+import gradproj as gp
+for asarray in np.asarray, array_api_strict.asarray:
+    for T in 1, 2, 5, 12:
+        for value in np.linspace(0.5, 1, 7, dtype=np.float32):
+            rows = np.full((T + 1, 140_000), value)
+            found = gp.measure(asarray(rows[0]), asarray(rows[1:]), precise=False)
+            exact = rows.shape[1] * float(value) ** 2
+            for part in found.C, found.h, found.square:
+                assert (abs(part / exact - 1) < found.tolerance).all(), (T, value, part / exact)
+"""
+
+
+@pytest.mark.numpy_only
+@pytest.mark.parametrize("processor", ["Nehalem", "Haswell"])
+def test_the_tolerance_holds_with_the_kernels_of_older_processors(processor):
+    # OpenBLAS adds up a dot product in 4 or 8 partial sums there, and in 16 or more elsewhere.
+    found = subprocess.run(
+        [sys.executable, "-c", CONSTANT],
+        env=os.environ
+        | {"OPENBLAS_CORETYPE": processor, "PYTHONPATH": str(Path(gp.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
 
 
 def test_products_are_symmetric_to_the_last_bit():
