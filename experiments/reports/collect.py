@@ -53,6 +53,8 @@ class RunRecord:
     corrected : tuple
         Share of layers that were corrected, one value per piece of the run. Empty for methods
         without a projection; None for pieces without one.
+    at_chance : tuple of int
+        Indices of tasks that were trained without learning anything, as the runner noted them.
     progress : str
         Task and step that an unfinished run has reached.
     """
@@ -68,6 +70,7 @@ class RunRecord:
     environment: Mapping[str, Any] = field(default_factory=dict)
     stored: float | None = None
     corrected: tuple[float | None, ...] = ()
+    at_chance: tuple[int, ...] = ()
     progress: str = ""
 
     @property
@@ -168,6 +171,7 @@ def _read_folder(folder: Path, logs: bool) -> RunRecord:
         evaluation_seconds=float(result["evaluation_seconds"]),
         stored=result.get("stored_per_task"),
         corrected=_in_bins(log),
+        at_chance=tuple(result.get("at_chance", ())),
         **shared,
     )
 
@@ -186,6 +190,7 @@ def _read_file(path: Path) -> RunRecord:
         environment=content["environment"],
         stored=content.get("stored_per_task"),
         corrected=tuple(content.get("corrected", ())),
+        at_chance=tuple(content.get("at_chance", ())),
     )
 
 
@@ -200,6 +205,9 @@ def _check(run: RunRecord) -> None:
     for number in numbers:
         if not isinstance(number, int | float) or abs(number) > 1e12:
             raise ValueError(f"{number!r} is not a number that a run measures")
+    tasks = 0 if run.matrix is None else len(run.matrix)
+    if not all(isinstance(task, int) and 0 <= task < tasks for task in run.at_chance):
+        raise ValueError(f"at_chance={list(run.at_chance)} are not indices of the {tasks} tasks")
     if not isinstance(run.environment, dict):
         raise ValueError("environment is not a table of keys and values")
 

@@ -29,6 +29,7 @@ class Section:
     tables: tuple[Table, ...]
     missing: tuple[str, ...]
     unfinished: tuple[str, ...]
+    not_learned: tuple[str, ...]
     unexplained: tuple[str, ...]
 
     @property
@@ -129,6 +130,12 @@ def _section(
     unfinished = [
         f"{row.name}, seed {run.seed}: {run.progress}" for row in rows for run in row.unfinished
     ]
+    not_learned = [
+        f"{row.name}, seed {run.seed}: {_tasks(run.at_chance)}"
+        for row in rows
+        for run in row.finished
+        if run.at_chance
+    ]
     unexplained = [
         f"{table.title}: {line.cells[0]}"
         for table in tables
@@ -136,8 +143,19 @@ def _section(
         if _needs_reason(line)
     ]
     return Section(
-        benchmark, scenario, tuple(tables), tuple(missing), tuple(unfinished), tuple(unexplained)
+        benchmark,
+        scenario,
+        tuple(tables),
+        tuple(missing),
+        tuple(unfinished),
+        tuple(not_learned),
+        tuple(unexplained),
     )
+
+
+def _tasks(indices: Sequence[int]) -> str:
+    """Count tasks from 1, as the messages of a run do."""
+    return ("task " if len(indices) == 1 else "tasks ") + ", ".join(str(i + 1) for i in indices)
 
 
 def _needs_reason(line: Line) -> bool:

@@ -87,6 +87,8 @@ def to_json(run: RunRecord) -> str:
             rows = [[None if v != v else v for v in row] for row in matrix.tolist()]
             lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
             parts.append(f'  "{key}": [\n{lines}\n  ]')
+    if run.at_chance:
+        parts.append(f'  "at_chance": {json.dumps(run.at_chance)}')
     if run.corrected:
         parts.append(f'  "corrected": {json.dumps(run.corrected)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from gradproj.experiments.reports.content import Report, Section
 from gradproj.experiments.reports.tables.table import STATUS, Table
 
-__all__ = ["ABOUT", "COMMAND", "render", "render_table"]
+__all__ = ["ABOUT", "COMMAND", "NOT_LEARNED", "render", "render_table"]
 
 # The column of commands, which would make every table as wide as its longest command.
 COMMAND = "command"
+# The title of the list of tasks that runs did not learn.
+NOT_LEARNED = "Not learned (loss and accuracy of the task are not better than guessing)"
 
 ABOUT = {
     "ACC": "mean test accuracy over all tasks after the last one, in percent",
@@ -70,6 +72,7 @@ def _section(section: Section) -> Iterator[str]:
     for table in section.tables:
         yield from (f"### {_escape(table.title)}", "", *render_table(table))
     for words, items in (
+        (NOT_LEARNED, section.not_learned),
         ("Unfinished runs", section.unfinished),
         ("No run yet", section.missing),
         ("Outside twice the spread, reason not yet known", section.unexplained),

@@ -11,7 +11,7 @@ from gradproj.experiments.common.files import write_atomically
 from gradproj.experiments.reports.content import Report
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.of_table import figures_of
-from gradproj.experiments.reports.render.markdown import ABOUT, render
+from gradproj.experiments.reports.render.markdown import ABOUT, NOT_LEARNED, render
 from gradproj.experiments.reports.tables.table import GAINS, STATUS, Table
 
 __all__ = ["render_page", "write_report"]
@@ -31,6 +31,7 @@ def render_page(report: Report) -> str:
     return environment.get_template("template.html.j2").render(
         title=TITLE,
         about=ABOUT,
+        not_learned=NOT_LEARNED,
         report=report,
         compared=STATUS,
         status=STATUS | GAINS,

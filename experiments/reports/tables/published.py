@@ -147,6 +147,9 @@ def _tail(row: Row) -> tuple[str, ...]:
     seeds = listed(row.seeds)
     if row.unfinished:
         seeds = f"{seeds} ({len(row.unfinished)} unfinished)"
+    stuck = sum(bool(run.at_chance) for run in row.finished)
+    if stuck:
+        seeds = f"{seeds} ({stuck} at chance)"
     return *settings(row), seeds, minutes, row.command
 
 

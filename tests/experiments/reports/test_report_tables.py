@@ -8,8 +8,9 @@ from support.runs import matrix, write_run
 
 from gradproj.experiments.reports.collect import collect
 from gradproj.experiments.reports.content import build
+from gradproj.experiments.reports.export import export
 from gradproj.experiments.reports.notes import read_notes
-from gradproj.experiments.reports.render.markdown import render
+from gradproj.experiments.reports.render.markdown import NOT_LEARNED, render
 from gradproj.experiments.reports.render.page import render_page
 
 
@@ -41,6 +42,30 @@ def test_half_finished_sets_say_what_is_missing(runs):
     assert "Main table, 3 epochs: no run of any of its cells" in section.missing
     assert "Main table, 1 epoch: GEM" in section.unexplained
     assert section.title == f"{MNIST} (domain-incremental)"
+
+
+def test_runs_that_did_not_learn_a_task_are_named(tmp_path):
+    write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8), at_chance=[1, 3])
+    write_run(tmp_path, f"{MNIST}/ours", 1, matrix(0.8), at_chance=[])
+    write_run(tmp_path, f"{MNIST}/gem", 0, matrix(0.8))
+    export(collect([tmp_path]).runs, tmp_path / "kept")
+    for folder in (tmp_path / MNIST, tmp_path / "kept"):
+        report = build(collect([folder]), {})
+        (section,) = report.sections
+        found = table(section, "Main table, 1 epoch")
+        assert line(found, "Ours")[0]["seeds"] == "0, 1 (1 at chance)"
+        assert line(found, "GEM")[0]["seeds"] == "0"
+        assert section.not_learned == (f"{MNIST}/ours, seed 0: tasks 2, 4",)
+        for text in (render(report, "A title"), render_page(report)):
+            assert NOT_LEARNED in text
+            assert f"{MNIST}/ours, seed 0: tasks 2, 4" in text
+
+
+@pytest.mark.parametrize("indices", [[4], [-1], ["1"]])
+def test_tasks_that_do_not_exist_are_a_damaged_file(tmp_path, indices):
+    write_run(tmp_path, f"{MNIST}/ours", 0, matrix(0.8), at_chance=indices)
+    (problem,) = collect([tmp_path]).problems
+    assert "are not indices of the 4 tasks" in problem
 
 
 def test_only_unfinished_runs_make_a_report_too(tmp_path):
