@@ -10,14 +10,15 @@ from rich import box
 from rich.table import Table
 
 from gradproj.experiments.cli.estimate import format_duration
-from gradproj.experiments.reports.tables.table import listed, spread
+from gradproj.experiments.reports.tables.table import BWT, listed, spread
 from gradproj.experiments.runs.grid import Job
 
 __all__ = ["EXPLANATION", "summarize"]
 
 EXPLANATION = (
-    "ACC: mean test accuracy of all tasks at the end. BWT: mean change of a task's accuracy since "
-    "it was learned. Both in percent. Stored: samples per task. Time: per run."
+    "ACC: mean test accuracy of all tasks at the end. BWT ÷ (T−1): mean change of the old tasks' "
+    "accuracies since they were learned. Both in percent. Reports show BWT ÷ T as well. Stored: "
+    "samples per task. Time: per run."
 )
 
 
@@ -36,7 +37,7 @@ def summarize(jobs: Sequence[Job]) -> Table | None:
     # Names are folded and numbers are not: half a number is wrong, half a name is not.
     table.add_column("run", overflow="fold")
     table.add_column("seeds", overflow="fold")
-    for column in ("stored", "ACC", "BWT", "time"):
+    for column in ("stored", "ACC", BWT["bwt_pairs"], "time"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, runs in rows.items():
         results = [result for _, result in runs]

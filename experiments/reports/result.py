@@ -53,7 +53,7 @@ class Result:
         name = self.config.preset or f"{self.config.benchmark}/{self.config.method}"
         parts = [f"ACC {100 * self.metrics['acc']:.1f} %"]
         if "bwt_pairs" in self.metrics:
-            parts.append(f"BWT {100 * self.metrics['bwt_pairs']:+.1f}")
+            parts.append(f"BWT ÷ (T−1) {100 * self.metrics['bwt_pairs']:+.1f}")
         return f"<Result of {name}, seed {self.config.seed}: {', '.join(parts)}>"
 
     def to_dataframe(self) -> Any:

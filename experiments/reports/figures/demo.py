@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from gradproj.experiments.reports.tables.table import BWT
 from gradproj.experiments.runs.grid import Job
 from gradproj.experiments.runs.metrics import average_accuracy, backward_transfer
 
@@ -55,11 +56,11 @@ def tabulate(results: Results) -> Table:
     """Make the table of mean ± standard deviation over the seeds."""
     title = "permuted digits, 10 tasks: percent, and stored samples per task"
     table = Table(title=title, title_justify="left")
-    for column in ("method", "stored", "ACC", "BWT", "seeds"):
+    for column in ("method", "stored", "ACC", BWT["bwt_pairs"], "seeds"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for method, result in results.items():
         acc = [100 * average_accuracy(R) for R in result.matrices]
-        bwt = [100 * backward_transfer(R) for R in result.matrices]
+        bwt = [100 * backward_transfer(R, "pairs") for R in result.matrices]
         stored, seeds = f"{result.stored:g}", str(len(result.matrices))
         table.add_row(METHODS[method], stored, _spread(acc), _spread(bwt), seeds)
     return table
