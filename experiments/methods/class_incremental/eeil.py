@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from gradproj.experiments.common.schema import ranged
-from gradproj.experiments.methods.class_incremental.distillation import distil
-from gradproj.experiments.methods.class_incremental.finetuning import FineTuning
+from gradproj.experiments.methods.class_incremental.distillation import distil, distil_slices
+from gradproj.experiments.methods.class_incremental.finetuning import Balanced
 from gradproj.experiments.methods.class_incremental.learner import IncrementalLearner, frozen
 from gradproj.experiments.methods.setup import Phase, Setup
 from gradproj.experiments.streams import Task
@@ -20,27 +21,33 @@ __all__ = ["EEIL"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """The balanced phase, and noise.
+class Options(Balanced):
+    """The balanced phase, the form of the distillation, and noise.
 
     Attributes
     ----------
-    balance : FineTuning
-        The phase on equally many samples of each class.
+    form : str
+        "published": the losses of EEIL's paper. "gd": those of GD's experiments, which are behind
+        the number in the paper's table.
     noise : float
         Deviation of the noise added to the gradients of the first epoch. In epoch e it is divided
         by (1 + e)^0.55. 0 adds no noise.
     """
 
-    balance: FineTuning = field(default_factory=FineTuning)
+    form: Literal["published", "gd"] = "published"
     noise: float = ranged(0.0, low=0.0)
 
 
 class EEIL(IncrementalLearner):
     """Cross-entropy and distillation of each earlier step, then fine-tuning on a balanced set.
 
-    The twelve forms of each image are `augment = "twelvefold"`, which the preset of class-cifar100
-    has: one form is drawn per image and epoch, with twelve times the epochs.
+    As published: the losses, and the balanced phase, in which the new step's outputs are distilled
+    from the model after the first phase; in the preset of class-cifar100 also the schedule and the
+    noise. The preset `eeil-gd` has the form and the schedule of GD's experiments.
+
+    Not as published: the set of twelve forms of each image is not stored. `augment = "twelvefold"`
+    draws one form per image and epoch, with twelve times the epochs. The released code also
+    multiplies the weight decay by the squared norm of the weights, which is taken for an error.
     """
 
     name = "eeil"
@@ -58,7 +65,7 @@ class EEIL(IncrementalLearner):
         phases = super().phases(task)
         if task.index == 0:
             return phases
-        return [*phases, self.options.balance.phase("balance", self.config.batch)]
+        return self.options.extended(phases, self.config.batch)
 
     def begin_phase(self, task: Task, phase: Phase) -> None:
         """Before balancing, choose as many samples of the new classes as there are of the old."""
@@ -79,19 +86,40 @@ class EEIL(IncrementalLearner):
         return self.exemplars.all() if phase.name == "balance" else super().data(task, phase)
 
     def objective(self, task: Task, x: Tensor, *rest: Tensor) -> Tensor:
-        """CE + Σ_s KL at T = 2 over earlier steps; while balancing, this step's outputs too."""
+        """CE and the distillation of earlier steps; while balancing, of this step's outputs too."""
         (y,) = rest
         logits = self.model(x)[:, : self.seen()]
         loss = functional.cross_entropy(logits, y)
-        if self.old:
-            known = self.recall(x)
-            for part in self.old_slices():
-                loss = loss + distil(known[:, part], logits[:, part], squared=False)
+        if not self.old:
+            return loss
+        kept = self._kept_as_in_gd if self.options.form == "gd" else self._kept
+        return loss + kept(task, x, logits)
+
+    def _kept(self, task: Task, x: Tensor, logits: Tensor) -> Tensor:
+        """Σ_s KL at T = 2 over earlier steps, and over this one from the model before balancing."""
+        known = self.recall(x)
+        terms = [
+            distil(known[:, part], logits[:, part], squared=False) for part in self.old_slices()
+        ]
         if self.stage == "balance":
-            with torch.no_grad():
-                learned = self.graduate(x)[:, task.outputs]
-            loss = loss + distil(learned, logits[:, task.outputs], squared=False)
-        return loss
+            learned = self._graduated(x)[:, task.outputs]
+            terms.append(distil(learned, logits[:, task.outputs], squared=False))
+        return torch.stack(terms).sum()
+
+    def _kept_as_in_gd(self, task: Task, x: Tensor, logits: Tensor) -> Tensor:
+        """Σ_s (|s| / C) T² KL over the C classes that the teacher knows.
+
+        While balancing, the teacher is the model after the first phase, for all classes.
+        """
+        if self.stage == "balance":
+            slices = [*self.old_slices(), task.outputs]
+            return distil_slices(self._graduated(x), logits, slices, self.seen())
+        return distil_slices(self.recall(x), logits, self.old_slices(), self.old)
+
+    @torch.no_grad()
+    def _graduated(self, x: Tensor) -> Tensor:
+        found: Tensor = self.graduate(x)
+        return found
 
     def disturb(self) -> None:
         """Add the noise of the epoch to the gradients."""

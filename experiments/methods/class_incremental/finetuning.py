@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.setup import Phase
 
-__all__ = ["FineTuning", "class_weights"]
+__all__ = ["Balanced", "FineTuning", "class_weights"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,33 @@ class FineTuning:
     def phase(self, name: str, batch: int) -> Phase:
         """Return the phase, in batches of `batch`."""
         return Phase(name, self.epochs, batch, lr=self.lr, milestones=self.milestones)
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """Options of systems that end every task but the first with a balanced phase.
+
+    Attributes
+    ----------
+    balance : FineTuning
+        The balanced phase.
+    later_epochs : int
+        Epochs of the model's training before it. 0 takes those of the configuration, which the
+        first task has in any case. GD has 180 after 200.
+    later_milestones : tuple of int
+        Milestones of these epochs, if their number is given.
+    """
+
+    balance: FineTuning = field(default_factory=FineTuning)
+    later_epochs: int = ranged(0, low=0)
+    later_milestones: tuple[int, ...] = ()
+
+    def extended(self, phases: Sequence[Phase], batch: int) -> list[Phase]:
+        """Add the balanced phase to phases that end with the training of the model."""
+        *before, training = phases
+        if self.later_epochs:
+            training = replace(training, epochs=self.later_epochs, milestones=self.later_milestones)
+        return [*before, training, self.balance.phase("balance", batch)]
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from gradproj.experiments.methods.class_incremental.distillation import (
     soft_cross_entropy,
 )
 from gradproj.experiments.methods.class_incremental.expert import ExpertLearner
-from gradproj.experiments.methods.class_incremental.finetuning import FineTuning, class_weights
+from gradproj.experiments.methods.class_incremental.finetuning import Balanced, class_weights
 from gradproj.experiments.methods.class_incremental.outside import outside_images
 from gradproj.experiments.methods.setup import Phase, Setup
 from gradproj.experiments.streams import Task
@@ -26,13 +26,11 @@ __all__ = ["GD"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """How GD runs.
+class Options(Balanced):
+    """How GD runs. Its balanced phase trains the classifier alone; all classes weigh the same.
 
     Attributes
     ----------
-    balance : FineTuning
-        The last phase, of the classifier alone, in which all classes weigh the same.
     outside : str
         Unlabelled images to distil on: "none", "shuffled" or a data set; see `outside_images`.
     pool : int
@@ -42,7 +40,6 @@ class Options:
         by class. The others are drawn at random. There are as many outside as labelled images.
     """
 
-    balance: FineTuning = field(default_factory=FineTuning)
     outside: str = "none"
     pool: int = ranged(50_000, low=1)
     confident: float = ranged(0.3, low=0.0, high=1.0)
@@ -51,11 +48,16 @@ class Options:
 class GD(ExpertLearner):
     """Distil all old classes jointly, an expert on the new ones, and both on outside data.
 
-    As in the released code: in the balanced phase the samples weigh inversely to the size of their
-    class in every term, the distillation of old classes counting the old classes only and that of
-    the expert the new ones; the features are computed in training mode, so that the running
-    statistics of batch norm follow the data. Augmentation with random brightness and contrast is
-    `augment = "jitter-crop-flip"`, which the preset of class-cifar100 has.
+    As in the released code: all losses and their weights; in the balanced phase the samples weigh
+    inversely to the size of their class in every term, the distillation of old classes counting the
+    old classes only and that of the expert the new ones; the features are computed in training
+    mode, so that the running statistics of batch norm follow the data. The preset of class-cifar100
+    also has its schedule, in which the expert is trained for 200 epochs and the model for 180, and
+    its augmentation with random brightness and contrast, `augment = "jitter-crop-flip"`.
+
+    Not as released: with a budget that the number of classes does not divide, the remainder stays
+    unused, while the released code gives it to the latest classes. Tiny Images, its outside data,
+    were withdrawn; the preset `gd-outside` takes Tiny ImageNet.
     """
 
     name = "gd"
@@ -83,7 +85,7 @@ class GD(ExpertLearner):
         phases = super().phases(task)
         if task.index == 0:
             return phases
-        return [*phases, self.options.balance.phase("balance", self.config.batch)]
+        return self.options.extended(phases, self.config.batch)
 
     def begin_task(self, task: Task) -> None:
         """Choose the outside images while the model is still the previous one."""

@@ -42,7 +42,8 @@ def test_a_result_can_be_drawn_and_tabulated(tmp_path, capsys):
     last = frame[frame.learned == 2].accuracy.mean()
     assert last == pytest.approx(result.metrics["acc"])
     acc = f"ACC {100 * last:.1f} %"
-    assert repr(result).startswith(f"<Result of permuted-digits/single, seed 0: {acc}, BWT ÷ (T−1) ")
+    start = f"<Result of permuted-digits/single, seed 0: {acc}, BWT ÷ (T−1) "
+    assert repr(result).startswith(start)
 
 
 def test_a_finished_run_in_a_folder_is_read(tmp_path):

@@ -189,6 +189,39 @@ def test_eeil_balances_and_keeps_what_the_first_phase_learnt():
     assert torch.bincount(learner.exemplars.all()[1]).tolist() == [1, 1, 1, 1]
 
 
+def test_eeil_as_in_gd_weighs_each_old_task_by_its_share():
+    learner, task, (x, y) = second_step("eeil", {"form": "gd", **QUICK["eeil"]})
+    z, known = learner.model(x), learner.teacher(x)
+    near(learner.objective(task, x, y), entropy(z, y) + 4 * kl(known[:, :2], z[:, :2]))
+
+
+def test_eeil_as_in_gd_distils_the_balanced_phase_from_the_model_of_the_first():
+    learner, task, data = second_step("eeil", {"form": "gd", **QUICK["eeil"]})
+    phase = learner.phases(task)[1]
+    learner.begin_phase(task, phase)
+    learner.observe(task, *data)
+    x, y = learner.data(task, phase)
+    z, first = learner.model(x), learner.graduate(x)
+    assert not torch.allclose(first, z)
+    assert not torch.allclose(first, learner.teacher(x))
+    parts = kl(first[:, :2], z[:, :2]) + kl(first[:, 2:], z[:, 2:])
+    near(learner.objective(task, x, y), entropy(z, y) + 0.5 * 4 * parts)
+
+
+@pytest.mark.parametrize(("method", "first"), [("eeil", []), ("gd", ["expert"])])
+def test_the_training_before_a_balanced_phase_may_be_shorter_than_the_first_task(method, first):
+    options = {"later_epochs": 3, "later_milestones": [2], "balance": {"epochs": 1}}
+    learner = incremental(method, options=options, epochs=5, milestones=[4])
+    learner.current = 1
+    old, new = (learner.phases(task) for task in learner.stream.tasks)
+    assert [(p.name, p.epochs, p.milestones) for p in old] == [("train", 5, None)]
+    assert [(p.name, p.epochs, p.milestones) for p in new] == [
+        *((name, 5, None) for name in first),
+        ("train", 3, (2,)),
+        ("balance", 1, ()),
+    ]
+
+
 def test_eeil_noise_has_the_wanted_deviation():
     learner = incremental("eeil", options={"noise": 0.3}, hidden=(200,))
     learner.epoch = 3

@@ -135,7 +135,12 @@ def test_published_protocols():
     assert (ours.network, ours.epochs, ours.milestones) == ("resnet34-cifar", 200, (80, 160))
     assert (ours.memory.total, ours.memory.buffers) == (2000, 5)
     gd = presets.find("class-cifar100/gd")
-    assert gd.options.balance.phase("balance", gd.batch).milestones == (10, 15)
+    for config in (gd, presets.find("class-cifar100/eeil-gd")):
+        assert (config.epochs, config.milestones) == (200, (120, 160, 180))
+        assert config.options.later_epochs == 180
+        assert config.options.later_milestones == (120, 160, 170)
+        assert config.options.balance.phase("balance", gd.batch).milestones == (10, 15)
+    assert presets.find("class-cifar100/eeil-gd").options.form == "gd"
 
 
 @pytest.mark.parametrize("name", [n for n in presets.available() if n.startswith("class-cifar100")])
