@@ -1,20 +1,11 @@
 """The published data sets themselves, where GRADPROJ_DATA names a folder that has them."""
 
-import os
-
 import pytest
 import torch
+from support.data import need
 
-from gradproj.experiments.data import SOURCES, data_dir, load
+from gradproj.experiments.data import load
 from gradproj.experiments.streams.benchmarks import BENCHMARKS, build
-
-
-def need(name):
-    """Skip a test that needs real data where GRADPROJ_DATA does not provide it."""
-    if "GRADPROJ_DATA" not in os.environ:
-        pytest.skip("GRADPROJ_DATA does not name a folder with the data")
-    if missing := SOURCES[name].missing(data_dir()):
-        pytest.skip(f"{name} is not in GRADPROJ_DATA: no {missing[0]}")
 
 
 @pytest.mark.parametrize(
