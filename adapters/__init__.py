@@ -1,1 +1,1 @@
-"""Bridges from training frameworks to the core, one package a framework."""
+"""Bridges from training frameworks to the core, one package per framework."""

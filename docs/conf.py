@@ -82,13 +82,21 @@ html_css_files = ["site.css"]
 pictures.draw_all(HERE / "generated" / "pictures")
 
 
+def _mathml(node, display):
+    # latex2mathml does not know \arg, and writes commands that it does not know as they are.
+    found = convert(node.astext().replace(r"\arg\m", r"\operatorname{arg}\m"), display=display)
+    if "\\" in found:
+        raise ValueError(f"an equation has a command that is not supported: {node.astext()}")
+    return found
+
+
 def _inline(self, node):
-    self.body.append(convert(node.astext()))
+    self.body.append(_mathml(node, "inline"))
     raise nodes.SkipNode
 
 
 def _block(self, node):
-    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    self.body.append(f'<div class="math">{_mathml(node, "block")}</div>')
     raise nodes.SkipNode
 
 

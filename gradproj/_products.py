@@ -25,8 +25,8 @@ class Products:
 
     .. math:: C = G G^\top, \qquad h = G g, \qquad \|g\|^2
 
-    They add up: if the N parameters are split over shards, machines or batches of columns, the sum
-    of the parts' products are the products of the whole.
+    They add up: if the N parameters are split over shards, machines or batches of columns, the
+    products of the parts add up to the products of the whole.
 
     Attributes
     ----------

@@ -33,12 +33,12 @@ SKIPPED = ("tests/mutants/mutants.toml", "tests/phrases.py", "tests/test_phrases
 _UNIT = (
     r"(?:task|step|layer|row|run|class|batch|seed|type|process|epoch|method|benchmark|line|column|"
     r"parameter|tensor|image|sample|pass|second|minute|hour|machine|core|worker|module|file|folder|"
-    r"test|backend|device|name|entry|key|group|block|rank|shard|command|cell|table|figure)"
+    r"test|backend|device|name|entry|key|group|block|rank|shard|command|cell|table|figure|framework|library|configuration)"
 )
 _COUNT = (
     r"(?:one|two|three|ten|once|twice|times|samples|images|numbers|passes|steps|rows|lines|seconds|"
     r"minutes|epochs|gradients|threads|calls|values|bytes|megabytes|MB|files|environments?|"
-    r"JSON|thread|folder|process|picture|figure|pool|head|entry|curve|panel)"
+    r"JSON|thread|folder|process|picture|figure|pool|head|entry|curve|panel|package)"
 )
 
 RULES = {

@@ -45,10 +45,29 @@ def test_every_public_name_is_in_the_api_reference(module, page):
 
 
 def test_every_page_is_in_the_table_of_contents():
-    toctrees = "\n".join(blocks(DOCS / "index.md", r"\{toctree\}"))
-    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES} - {"index"}
-    missing = {page for page in pages if not re.search(rf"^{re.escape(page)}$", toctrees, re.M)}
-    assert not missing
+    toctrees = {
+        path: "\n".join(blocks(path, r"\{toctree\}")).splitlines()
+        for path in PAGES
+        if "{toctree}" in path.read_text(encoding="utf-8")
+    }
+    named = {path.parent / f"{entry}.md" for path, lines in toctrees.items() for entry in lines}
+    assert set(PAGES) - {DOCS / "index.md"} <= named
+
+
+def test_every_result_that_the_site_links_to_has_a_page():
+    included = re.compile(r"\{include\} (\S+)")
+    pages = {
+        (path.parent / found).resolve()
+        for path in (DOCS / "results").rglob("*.md")
+        for found in included.findall(path.read_text(encoding="utf-8"))
+    }
+    linked = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"\]\(([\w./-]+\.md)\)", page.read_text(encoding="utf-8"))
+    }
+    assert len(linked) >= 6
+    assert linked <= pages
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -64,8 +64,10 @@ class Preserver(Observer):
 
     Attributes
     ----------
-    strength, share : float
-        As above. A new strength also counts for earlier tasks, and a new share only for later ones.
+    strength : float
+        As above. A new value also counts for earlier tasks.
+    share : float or mapping
+        As above. A new value counts for later tasks only.
     tasks : int
         Number of tasks that have ended.
 
@@ -84,9 +86,8 @@ class Preserver(Observer):
     - ``"step"`` projects the whole change of the parameters, so that the guarantee holds for all of
       these. It takes a copy of the parameters.
 
-    Permuted digits (4 tasks, 4 epochs of
-    batches of 32, MLP 64-100-10), mean accuracy over seeds 0 to 2 at the end; learning rate and
-    strength chosen on seeds 100 and 101::
+    Permuted digits (4 tasks, 4 epochs of batches of 32, MLP 64-100-10), mean accuracy over seeds 0
+    to 2 at the end; learning rate and strength chosen on seeds 100 and 101::
 
                             fine-tuning  "gradient"  "step"
         SGD, momentum 0.9       61.7        85.3      90.1

@@ -17,9 +17,14 @@ from gradproj.experiments.runs.signals import exit_code
 
 __all__ = ["configure", "execute", "run_demo"]
 
+MEANING = (
+    "ACC: mean test accuracy of all tasks at the end. BWT: mean change of a task's\n"
+    "accuracy since it was learned. Stored: samples per task. Replay is the control:\n"
+    "what the stored samples achieve alone."
+)
 NEXT = (
-    "Next: `gradproj run split-digits/replay split-digits/preserve --seeds 0 1 2` compares two of "
-    "them where each task has new classes; `gradproj list` shows what else there is."
+    "`gradproj list` shows what else there is. Two methods where each task has new classes:\n"
+    "Next: gradproj run split-digits/replay split-digits/preserve --seeds 0 1 2"
 )
 
 
@@ -71,7 +76,6 @@ def run_demo(
     results = collect(jobs)
     console.print(tabulate(results))
     figure = draw(results, out / "demo.png")
-    said = f"accuracy of each task over time: {figure}"
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
-    console.print(NEXT, highlight=False, markup=False, soft_wrap=True)
+    for text in (MEANING, f"Accuracy of each task over time: {figure}", NEXT):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -78,7 +78,10 @@ class _Lines:
 
 
 class PlainDisplay(_Lines):
-    """Prints one line when a task or a run ends, and one per minute of a run in between."""
+    """Prints a line when a task or a run ends, and one per minute of a run in between.
+
+    Tasks that take less than ten seconds share a line, so that short runs do not fill the log.
+    """
 
     def __init__(self, runs: Sequence[str], console: Console) -> None:
         super().__init__(runs)
@@ -91,6 +94,8 @@ class PlainDisplay(_Lines):
         line = self._line(event, now)
         told = self._told.setdefault(event.run, now)
         if event.kind in ("step", "evaluation") and now - told < 60:
+            return
+        if event.kind == "task" and event.task > 0 and now - told < 10:
             return
         self._told[event.run] = now
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -24,7 +24,7 @@ from gradproj.experiments.common.files import write_atomically
 from gradproj.experiments.reports import figures
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.request import Request
-from gradproj.experiments.reports.render.markdown import render_table
+from gradproj.experiments.reports.render.markdown import render_figure
 from gradproj.experiments.reports.tables.table import Table
 from gradproj.experiments.runs.grid import Job, Outcome, execute_all
 
@@ -83,8 +83,7 @@ def execute(args: argparse.Namespace) -> int:
     )
     made = make(request)
     path = style.save(made.figure, out)
-    text = "\n".join([f"# {made.table.title}", "", *render_table(made.table)])
-    write_atomically(path.with_suffix(".md"), text.encode())
+    write_atomically(path.with_suffix(".md"), render_figure(made.table, path.name).encode())
     console = Console()
     print_whole(console, _printed(made.table))
     both = f"{path}, {path.with_suffix('.md')}"

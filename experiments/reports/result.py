@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradproj.experiments.methods.config import RunConfig
+from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.demo import draw_accuracies
 
 if TYPE_CHECKING:
@@ -78,17 +79,15 @@ class Result:
         path : path, optional
             Also save the figure here; the suffix chooses the format.
         """
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(4.8, 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
-        panel = figure.subplots()
-        draw_accuracies(panel, self.accuracy_matrix)
-        panel.set(title=repr(self)[len("<Result of ") : -1], ylabel="test accuracy of each task")
-        panel.legend(loc="lower left", frameon=False)
-        if path is not None:
-            figure.savefig(path, dpi=150)
+        with style.styled():
+            figure = style.figure(4.8, 3.6)
+            panel = figure.subplots()
+            draw_accuracies(panel, self.accuracy_matrix)
+            panel.set_title(repr(self)[len("<Result of ") : -1])
+            panel.set(xlabel="tasks learned", ylabel="test accuracy")
+            panel.legend(loc="lower left")
+            if path is not None:
+                figure.savefig(path, dpi=150)
         return figure
 
 

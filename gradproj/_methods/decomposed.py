@@ -20,7 +20,8 @@ Rule = Literal["always", "violated", "part-margin"]
 
 # A divisor for rows of gradients that are all zero.
 _TINY = 1e-300
-# Greatest rounding error of the directions of a basis, squared, that counts as clearly small.
+# Cholesky is used if the squared rounding error of a basis, summed over its directions, is below
+# this number, and eigenvectors otherwise.
 _CLEAR = 0.1
 
 
@@ -154,8 +155,8 @@ class Decomposed(Method):
             p_along = (C @ p[:, :, None])[:, :, 0]
             square = (p * p_along).sum(1)
             slope = (p * products.h + c * p_along).sum(1)
-            # p itself has the rounding error of the terms that it is the rest of. It matters where
-            # one gradient is zero and all others are in the basis.
+            # p is a small difference of larger terms, and has their rounding error. It matters
+            # where one gradient is zero and all others are in the basis.
             noise = tolerance * ((p * length) ** 2).sum(1)
             noise += ((_error(1) * sizes * length) ** 2).sum(1)
             violated = (slope < 0) & (square > noise)

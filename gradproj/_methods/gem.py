@@ -33,9 +33,9 @@ class GEM(Method):
         0.5: once a constraint is violated, at least half of every old task's gradient is added.
         The update is then discontinuous where a constraint begins to be violated.
     replay : {"mean", "sum"}
-        Whether :math:`\gamma` bounds the weight of each old gradient, so that on a violation at
-        least :math:`\gamma` times their sum is added, or T times that weight: at least
-        :math:`\gamma` times their mean is added then.
+        What is added at least once a constraint is violated: :math:`\gamma` times the mean of
+        the old gradients, or :math:`\gamma` times their sum. In the problem as written above it
+        is the sum; for the mean, the bound is :math:`\gamma / T`.
     ridge : float
         Added to the diagonal of :math:`G G^\top`. GEM's published code has 0.001, which matters
         for gradients shorter than 0.1: it then corrects less than the constraints ask for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.tables.table import BWT
 from gradproj.experiments.runs.grid import Job
 from gradproj.experiments.runs.metrics import average_accuracy, backward_transfer
@@ -24,7 +26,7 @@ __all__ = ["METHODS", "collect", "draw", "draw_accuracies", "tabulate"]
 
 METHODS = {
     "single": "fine-tuning",
-    "preserve": "preserve, no stored samples",
+    "preserve": "preserve",
     "replay": "replay",
     "ours": "ours",
 }
@@ -54,7 +56,7 @@ def collect(jobs: Sequence[Job]) -> dict[str, Result]:
 
 def tabulate(results: Results) -> Table:
     """Make the table of mean ± standard deviation over the seeds."""
-    title = "permuted digits, 10 tasks: percent, and stored samples per task"
+    title = "permuted digits, 10 tasks, in percent"
     table = Table(title=title, title_justify="left")
     for column in ("method", "stored", "ACC", BWT["bwt_pairs"], "seeds"):
         table.add_column(column, justify="left" if column == "method" else "right")
@@ -68,34 +70,49 @@ def tabulate(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> Path:
     """Save one panel per method: accuracy of each task since it was learned, mean over seeds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.2 * len(results), 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = np.atleast_1d(np.asarray(figure.subplots(1, len(results), sharey=True)))
-    for panel, (method, result) in zip(panels, results.items(), strict=True):
-        draw_accuracies(panel, np.mean(result.matrices, axis=0))
-        panel.set_title(METHODS[method])
-    panels[0].set_ylabel("test accuracy of each task")
-    panels[0].legend(loc="lower left", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with style.styled():
+        figure = style.figure(2.25 * len(results), 2.7)
+        panels = np.atleast_1d(np.asarray(figure.subplots(1, len(results), sharey=True)))
+        for panel, (method, result) in zip(panels, results.items(), strict=True):
+            draw_accuracies(panel, np.mean(result.matrices, axis=0))
+            stored = f"{result.stored:g} stored per task" if result.stored else "no stored samples"
+            panel.set_title(METHODS[method], loc="left", fontsize=10.5, weight="bold", pad=18)
+            panel.text(0.0, 1.04, stored, transform=panel.transAxes, alpha=0.65)
+        panels[0].set_ylabel("test accuracy")
+        # The curves of fine-tuning fill the first panel, so the legend is in the last one.
+        panels[-1].legend(loc="lower left", handlelength=1.2)
+        figure.supxlabel("tasks learned", fontsize="medium")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=200)
     return path
 
 
 def draw_accuracies(panel: Axes, R: NDArray[np.float64]) -> None:
-    """Draw the accuracy of each task since it was learned, and the mean of those seen."""
+    """Draw the accuracy of each task since it was learned, and the mean of those learned so far."""
     from matplotlib import colormaps
+    from matplotlib.ticker import PercentFormatter
 
     tasks = np.arange(1, len(R) + 1)
     for j in range(len(R)):
-        colour = colormaps["viridis"](j / len(R))
-        panel.plot(tasks[j:], R[j:, j], ".-", color=colour, linewidth=1)
-    seen = [R[i, : i + 1].mean() for i in range(len(R))]
-    panel.plot(tasks, seen, color="black", linewidth=2, label="mean of those seen")
-    panel.set(xlabel="tasks learned", ylim=(0, 1))
-    panel.grid(alpha=0.3)
+        colour = colormaps["viridis"](0.95 * j / len(R))
+        label = "one task" if j == len(R) // 2 else None
+        panel.plot(tasks[j:], R[j:, j], ".-", color=colour, linewidth=1, label=label)
+    learned = [R[i, : i + 1].mean() for i in range(len(R))]
+    panel.plot(tasks, learned, color="black", linewidth=2.2, label="mean")
+    if not math.isnan(learned[-1]):
+        panel.annotate(
+            f"{learned[-1]:.0%}",
+            (tasks[-1], learned[-1]),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            weight="bold",
+            annotation_clip=False,
+        )
+    panel.set(ylim=(0, 1))
+    panel.yaxis.set_major_formatter(PercentFormatter(1))
+    style.whole_ticks(panel.xaxis, most=5)
+    panel.grid(alpha=0.15)
 
 
 def _spread(values: Sequence[float]) -> str:

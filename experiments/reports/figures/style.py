@@ -117,11 +117,11 @@ def plain_log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def whole_ticks(axis: Axis) -> None:
-    """Write whole numbers along an axis."""
+def whole_ticks(axis: Axis, most: int | Literal["auto"] = "auto") -> None:
+    """Write whole numbers along an axis, at most this many."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_major_locator(MaxNLocator(most, integer=True))
 
 
 def to_svg(made: Figure, name: str) -> str:

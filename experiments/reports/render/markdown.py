@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from urllib.parse import quote
 
 from gradproj.experiments.reports.content import Report, Section
 from gradproj.experiments.reports.tables.table import STATUS, Table
 
-__all__ = ["ABOUT", "COMMAND", "NOT_LEARNED", "render", "render_table"]
+__all__ = ["ABOUT", "COMMAND", "NOT_LEARNED", "render", "render_figure", "render_table"]
 
 # The column of commands, which would make every table as wide as its longest command.
 COMMAND = "command"
@@ -98,6 +99,18 @@ def render_table(table: Table) -> Iterator[str]:
         yield from (f"[{number}] {_escape(note)}", "")
     if COMMAND in table.columns:
         yield from _commands(table)
+
+
+def render_figure(table: Table, picture: str) -> str:
+    """Write a page with a figure, the file `picture` in the same folder, and its table.
+
+    Examples
+    --------
+    >>> render_figure(Table("ACC", ("rate",), ()), "a b.svg").splitlines()[:3]
+    ['# ACC', '', '![ACC](a%20b.svg)']
+    """
+    title = _escape(table.title)
+    return "\n".join([f"# {title}", "", f"![{title}]({quote(picture)})", "", *render_table(table)])
 
 
 def _commands(table: Table) -> Iterator[str]:

@@ -231,10 +231,10 @@ def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
     out = tmp_path / "[bold]"  # no markup
     assert run_demo(out, seeds=[0], overrides=small, workers=2) == 0
     text = capsys.readouterr().out
-    words = ("ours", "replay", "no stored samples", "fine-tuning", "ACC", "BWT ÷ (T−1)", "±")
-    for word in (*words, "stored samples per task", str(out / "demo.png")):
+    words = ("ours", "replay", "preserve", "fine-tuning", "ACC", "BWT ÷ (T−1)", "±")
+    for word in (*words, "Stored: samples per task", str(out / "demo.png")):
         assert word in text
-    assert text.splitlines()[-1].startswith("Next: `gradproj run split-digits/replay split-digits")
+    assert text.splitlines()[-1].startswith("Next: gradproj run split-digits/replay split-digits")
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 

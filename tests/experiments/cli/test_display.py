@@ -59,6 +59,18 @@ def test_a_long_task_is_heard_of_every_minute(monkeypatch):
     ]
 
 
+def test_short_tasks_share_a_line(monkeypatch):
+    console = Console(force_terminal=False, width=200)
+    display, now = PlainDisplay(["run"], console), iter([0.0, 1.0, 9.0, 11.0, 12.0])
+    monkeypatch.setattr("gradproj.experiments.cli.display.time.monotonic", lambda: next(now))
+    with console.capture() as capture:
+        for task in range(4):
+            display(Event("task", "run", task=task, tasks=5, step=task + 1, loss=1.5, accuracy=0.5))
+        display(Event("finished", "run"))
+    words = [line.split(",")[0] for line in capture.get().splitlines()]
+    assert words == ["run: task 1/5", "run: task 4/5", "run: finished"]
+
+
 def test_plain_lines_on_a_terminal_that_cannot_move_its_cursor(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(make_display(["run"], Console(force_terminal=True)), PlainDisplay)

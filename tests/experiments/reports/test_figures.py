@@ -182,7 +182,9 @@ def test_the_command_writes_figure_and_table(tmp_path, ran, capsys):
     assert cli.main([*command, "--set", *TINY]) == 0
     assert len(ran) == 2
     assert "<svg" in out.read_text()
-    assert out.with_suffix(".md").read_text().startswith("# Time on permuted-digits (domain")
+    page = out.with_suffix(".md").read_text()
+    assert page.startswith("# Time on permuted-digits (domain")
+    assert f"]({out.name})" in page.splitlines()[2]
     text = capsys.readouterr().out
     assert "(f) Both constraints, layerwise" in text
     assert f"{out}, {out.with_suffix('.md')}" in text
