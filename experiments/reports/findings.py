@@ -4,6 +4,7 @@ The text is `findings.in.md` in a folder of exported runs. It may contain these 
 NAME is a row of the report such as ``mnist-permutations/ours`` or ``split-cifar10/single,lr=0.1``:
 
 - ``{acc NAME}``: ACC with its deviation over the seeds,
+- ``{average NAME}``: the mean of the accuracies on the classes seen so far, per step,
 - ``{gain NAME}``: ACC minus that of the control, with its 95 % interval,
 - ``{best NAME}``: the same for the control at its best learning rate of those run,
 - ``{cells STATUS}``: number of the paper's cells that are within, near, above or below it.
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gradproj.experiments.reports.comparison import Comparison, compare, compare_at_best_rate
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.controls import gain_cells
-from gradproj.experiments.reports.tables.table import spread
+from gradproj.experiments.reports.tables.table import AVERAGE, spread
 
 __all__ = ["SOURCE", "fill"]
 
@@ -53,7 +54,7 @@ def fill(text: str, rows: Sequence[Row], cells: Mapping[str, int]) -> str:
         if kind not in _KINDS:
             raise ValueError(
                 f"{SOURCE}: {found[0]} is not a known placeholder; use {{acc NAME}}, "
-                f"{{gain NAME}}, {{best NAME}} or {{cells STATUS}} with STATUS one of "
+                f"{{average NAME}}, {{gain NAME}}, {{best NAME}} or {{cells STATUS}} with STATUS one of "
                 f"{', '.join(cells)}"
             )
         return _KINDS[kind](name, named)
@@ -63,6 +64,10 @@ def fill(text: str, rows: Sequence[Row], cells: Mapping[str, int]) -> str:
 
 def _acc(name: str, rows: Mapping[str, Row]) -> str:
     return spread(rows[name].values("acc")) if name in rows else NOT_RUN
+
+
+def _average(name: str, rows: Mapping[str, Row]) -> str:
+    return spread(rows[name].values(AVERAGE)) if name in rows else NOT_RUN
 
 
 def _gain(name: str, rows: Mapping[str, Row]) -> str:
@@ -87,6 +92,7 @@ def _difference(found: Comparison | None) -> str:
 
 _KINDS: dict[str, Callable[[str, Mapping[str, Row]], str]] = {
     "acc": _acc,
+    "average": _average,
     "gain": _gain,
     "best": _best,
 }

@@ -10,6 +10,7 @@ from gradproj.experiments.reports import paper
 from gradproj.experiments.reports.paper import Cell, PaperTable
 from gradproj.experiments.reports.rows import Row
 from gradproj.experiments.reports.tables.table import (
+    AVERAGE,
     SETTINGS,
     STATUS,
     TRANSFER,
@@ -26,7 +27,6 @@ __all__ = ["other_table", "paper_table", "printed"]
 
 # The last columns of these tables.
 _LAST = ("seeds", "minutes", "command")
-AVERAGE = "average_incremental_accuracy"
 AVERAGE_ABOUT = (
     "The average over steps is the mean of the accuracies on the classes seen so far, per step. "
     "ACC is the accuracy after the last step."

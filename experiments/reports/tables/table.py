@@ -11,7 +11,7 @@ import numpy as np
 from gradproj.experiments.reports.comparison import Comparison
 from gradproj.experiments.reports.rows import Row
 
-__all__ = ["BWT", "GAINS", "SETTINGS", "STATUS", "TRANSFER", "Line", "Table", "listed",
+__all__ = ["AVERAGE", "BWT", "GAINS", "SETTINGS", "STATUS", "TRANSFER", "Line", "Table", "listed",
            "settings", "spread", "transfer"]  # fmt: skip
 
 
@@ -35,6 +35,8 @@ STORED = "stored per task"
 SETTINGS = ("γ", "λ", STORED)
 # The two definitions of backward transfer, by their measures.
 BWT = {"bwt_tasks": "BWT ÷ T", "bwt_pairs": "BWT ÷ (T−1)"}
+# The metric of a run by which class-incremental systems are compared.
+AVERAGE = "average_incremental_accuracy"
 # The columns of what later tasks did to earlier ones.
 TRANSFER = (*BWT.values(), "forgetting")
 

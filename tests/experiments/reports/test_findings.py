@@ -19,7 +19,7 @@ def kept(runs, tmp_path):
 def test_numbers_come_from_the_runs(kept, capsys):
     text = f"{{acc {MNIST}/ours}}; {{gain {MNIST}/ours}}; {{gain {MNIST}/gem}}; {{acc {MNIST}/ewc}}"
     (kept / SOURCE).write_text(
-        f"# Text\n{text}; {{best {MNIST}/ours}}; {{cells within}} and {{cells below}}\n"
+        f"# Text\n{text}; {{best {MNIST}/ours}}; {{average {MNIST}/ours}}; {{cells within}} and {{cells below}}\n"
     )
     assert cli.main(["report", "--results", str(kept)]) == 0
     assert str(kept / "findings.md") in capsys.readouterr().out
@@ -28,7 +28,7 @@ def test_numbers_come_from_the_runs(kept, capsys):
         .read_text(encoding="utf-8")
         .endswith(
             "82.8 ± 1.2; +0.20 [-4.88, +5.28]; -1.00 (one seed); (not run); "
-            "+0.20 [-4.88, +5.28]; 2 and 2\n"
+            "+0.20 [-4.88, +5.28]; 80.7 ± 0.3; 2 and 2\n"
         )
     )
 
