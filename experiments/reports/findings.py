@@ -54,8 +54,8 @@ def fill(text: str, rows: Sequence[Row], cells: Mapping[str, int]) -> str:
         if kind not in _KINDS:
             raise ValueError(
                 f"{SOURCE}: {found[0]} is not a known placeholder; use {{acc NAME}}, "
-                f"{{average NAME}}, {{gain NAME}}, {{best NAME}} or {{cells STATUS}} with STATUS one of "
-                f"{', '.join(cells)}"
+                f"{{average NAME}}, {{gain NAME}}, {{best NAME}} or {{cells STATUS}} "
+                f"with STATUS one of {', '.join(cells)}"
             )
         return _KINDS[kind](name, named)
 
