@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gradproj.adapters.torch import _arguments
 from gradproj.adapters.torch._arguments import When
 from gradproj.adapters.torch._eager import eager
-from gradproj.adapters.torch._preserver.attach import Handle, on_gradient, on_step
+from gradproj.adapters.torch._preserver.attach import Handle, on_gradient, on_step, unwrapped
 from gradproj.adapters.torch._preserver.observer import Observer
 from gradproj.adapters.torch._preserver.protected import Protected
 
@@ -199,17 +199,15 @@ class Preserver(Observer):
         ----------
         optimizer : Optimizer
             With parameters of the model. Its hooks run inside of ``optimizer.step()``, after
-            gradients were clipped and unscaled.
+            gradients were clipped and unscaled. Of a wrapper, such as that of accelerate, the
+            optimizer inside is used, because wrappers do not call hooks.
 
         Returns
         -------
         Handle
             Its method ``remove()`` ends it.
         """
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"optimizer is a {type(optimizer).__name__}; pass the torch.optim.Optimizer itself"
-            )
+        optimizer = unwrapped(optimizer)
         self._handles = [handle for handle in self._handles if handle.optimizer is not None]
         if any(handle.optimizer is optimizer for handle in self._handles):
             raise RuntimeError("the preserver is attached to this optimizer already")

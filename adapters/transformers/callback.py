@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.optim import Optimizer
 from transformers import TrainerCallback
+from transformers.trainer_utils import has_length
 
 from gradproj.adapters.torch import Preserver
 from gradproj.adapters.transformers import _checkpoints
@@ -33,7 +33,8 @@ class PreserveCallback(TrainerCallback):
     preserver : Preserver
         For the trainer's model.
     batches : int, optional
-        Number of training batches that are observed at the end. Default: all of them.
+        Number of training batches that are observed at the end. Default: all of them; of a stream
+        without a length, as many as the training took.
 
     Notes
     -----
@@ -83,9 +84,8 @@ class PreserveCallback(TrainerCallback):
         if state.global_step and not self._is_loaded:  # resumed
             self.load(_checkpoints.folder_of(args, state))
         self._is_loaded = False
-        if self._handle is not None:  # of a run that ended with an error
-            self._handle.remove()
-        self._handle = self.preserver.attach(_innermost(kwargs["optimizer"]))
+        self._detach()  # of a run that ended with an error
+        self._handle = self.preserver.attach(kwargs["optimizer"])
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the state of the preserver to a checkpoint."""
@@ -96,18 +96,25 @@ class PreserveCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Observe the inputs of the task, and preserve the answers to them from now on."""
-        del state, control
-        self._handle.remove()
-        self._handle = None
-        model = kwargs["model"]
+        del control
+        self._detach()
+        model, loader = kwargs["model"], kwargs["train_dataloader"]
+        batches = self.batches
+        if batches is None and not has_length(loader):  # a stream, which may be endless
+            batches = state.global_step * args.gradient_accumulation_steps
         training = model.training
         model.eval()
-        for batch in islice(kwargs["train_dataloader"], self.batches):
+        for batch in islice(loader, batches):
             inputs = {name: _on(value, args.device) for name, value in batch.items()}
             with torch.no_grad(), self.preserver.observe(mask=inputs.get("attention_mask")):
                 model(**inputs)
         model.train(training)
         self.preserver.consolidate()
+
+    def _detach(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
 
     def _check(self, model: Any) -> None:
         mine = {id(p) for p in self.preserver.model.parameters()}
@@ -116,13 +123,6 @@ class PreserveCallback(TrainerCallback):
                 "the preserver and the trainer have different models; build it with "
                 "Preserver(trainer.model, …)"
             )
-
-
-def _innermost(optimizer: Any) -> Optimizer:
-    """Return torch's optimizer inside accelerate's wrapper, which does not call hooks."""
-    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer
-    return optimizer  # type: ignore[no-any-return]
 
 
 def _on(value: Any, device: torch.device) -> Any:

@@ -104,12 +104,17 @@ class DictMemory:
 def trimmed(batch: dict[str, Tensor], mask: str = "attention_mask") -> dict[str, Tensor]:
     """Cut the padding at the end that all samples of a batch have.
 
-    Samples are stored at the length of the longest one, which few batches need.
+    Samples are stored at the length of the longest one, which few batches need. If the labels have
+    the shape of the mask and the part to cut is not ignored (-100), nothing is cut: they may be one
+    per class instead of one per token.
     """
-    if mask not in batch or batch[mask].dim() != 2:
+    if mask not in batch or batch[mask].dim() != 2 or not batch[mask].any():
         return batch
     shape = batch[mask].shape
     length = int(batch[mask].any(0).nonzero().max()) + 1
+    labels = batch.get("labels")
+    if labels is not None and labels.shape == shape and (labels[:, length:] != -100).any():
+        return batch
     return {
         name: value[:, :length] if value.shape[:2] == shape else value
         for name, value in batch.items()

@@ -123,14 +123,21 @@ class ProjectedTrainer(Trainer):
             raise ValueError(f"task={task!r} is in the memory already; use another name")
         draws = torch.Generator().manual_seed(self.args.seed + len(self.memory.tasks))
         chosen = torch.randperm(len(dataset), generator=draws)[: self.memory.per_task].tolist()
-        # The collator of an evaluation loader drops the columns that the model does not take.
-        collate = self.get_eval_dataloader(Subset(dataset, chosen)).collate_fn
+        # The collator of a loader drops the columns that the model does not take. Trainer keeps
+        # evaluation loaders for later evaluations, but not test loaders.
+        collate = self.get_test_dataloader(Subset(dataset, chosen)).collate_fn
         self.memory.add(task, collate([dataset[i] for i in chosen]))
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Train as ``Trainer.train``; a checkpoint also restores the memory and the method."""
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            name = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP"
+            raise ValueError(
+                f"{type(self).__name__} does not work with {name} inside of Trainer, because it "
+                "takes the gradients out of the parameters; use DistributedDataParallel"
+            )
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
@@ -165,8 +172,10 @@ class ProjectedTrainer(Trainer):
     def _backward(self, model: nn.Module, task: int | str) -> None:
         """Run the loss of stored samples backward."""
         batch = self._prepare_inputs(trimmed(self.memory.sample(task, self.old_batch_size)))
+        # Losses that are sums, such as a compute_loss_func, divide by the number of items.
+        _, count = self.get_batch_samples(iter([batch]), 1, self.args.device)
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, batch)
+            loss = self.compute_loss(model, batch, num_items_in_batch=count)
         self.accelerator.backward(loss.mean())
 
     def _projector_for(self, model: nn.Module) -> Projector:

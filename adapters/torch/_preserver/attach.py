@@ -49,6 +49,20 @@ class Handle:
         self.remove()
 
 
+def unwrapped(optimizer: Any) -> Optimizer:
+    """Return the optimizer inside of the wrappers of training libraries, or raise."""
+    inner = optimizer
+    # Wrappers either are not optimizers, or inherit from Optimizer without its __init__.
+    while not (isinstance(inner, Optimizer) and "defaults" in vars(inner)):
+        inner = getattr(inner, "optimizer", None)
+        if inner is None:
+            raise TypeError(
+                f"optimizer is a {type(optimizer).__name__}, whose step() calls no hooks; pass the "
+                "torch.optim.Optimizer itself"
+            )
+    return inner
+
+
 def on_gradient(optimizer: Optimizer, apply: Callable[[set[nn.Parameter]], None]) -> Handle:
     """Let `apply` change the gradients of the optimizer's parameters before each step."""
 

@@ -234,6 +234,19 @@ class TestMisuse:
         with pytest.raises(ValueError, match="none of the protected parameters"):
             preserver.attach(torch.optim.SGD(mlp(4, 3, 2).parameters()))
 
+    def test_the_optimizer_inside_of_a_wrapper_is_used(self):
+        class Wrapper(torch.optim.Optimizer):  # as accelerate and DeepSpeed have it
+            def __init__(self, optimizer):
+                self.optimizer = optimizer
+
+        model = mlp(4, 3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert Preserver(model).attach(Wrapper(Wrapper(optimizer))).optimizer is optimizer
+        with pytest.raises(
+            TypeError, match=r"optimizer is a Wrapper, whose step\(\) calls no hooks"
+        ):
+            Preserver(model).attach(Wrapper(None))
+
     def test_when(self):
         with pytest.raises(ValueError, match="when='never' is not known; use 'gradient', 'step'"):
             Preserver(mlp(4, 3, 2), when="never")

@@ -119,6 +119,53 @@ def test_some_batches_are_enough(tmp_path):
     assert callback.preserver.tasks == 1
 
 
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield from FIRST
+
+
+def test_an_endless_stream_is_observed_as_long_as_it_was_trained_on(tmp_path):
+    options = {"max_steps": 3, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+    trainer, callback = preserving(tmp_path, dataset=Endless(), **options)
+    seen = []
+    trainer.model.register_forward_pre_hook(lambda model, _: seen.append(model.training))
+    trainer.train()
+    assert seen == [True] * 6 + [False] * 6
+    assert callback.preserver.tasks == 1
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")  # a newer name
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing_factor": 0.1},
+        {"gradient_checkpointing": True},
+        {"torch_compile": True, "torch_compile_backend": "eager"},
+        {"train_sampling_strategy": "group_by_length"},
+        {"optim": "adamw_torch_fused", "weight_decay": 0.1, "warmup_steps": 1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_it_works_with_other_features_of_trainer(tmp_path, options):
+    """Without strength the callback changes nothing; with strength it does."""
+    found = []
+    for strength in (None, 0.0, 100.0):
+        torch.manual_seed(0)
+        trainer, callback = preserving(tmp_path, strength=strength or 0.0, **options)
+        if strength is None:
+            trainer.remove_callback(callback)
+        trainer.train()
+        trainer.train_dataset = SECOND
+        torch.manual_seed(1)  # some samplers draw from it, also for the observed batches
+        trainer.train()
+        found.append(weights(trainer.model))
+    plain, none, some = found
+    torch.testing.assert_close(none, plain, rtol=1e-5, atol=1e-6)
+    assert (some - plain).norm() > 0.01 * (plain - weights(make_model())).norm()
+    assert callback.preserver.tasks == 2
+
+
 def test_a_failed_run_leaves_nothing_attached(tmp_path):
     trainer, callback = preserving(tmp_path)
     trainer.train_dataset = [{"input_ids": [1], "wrong": 1}]

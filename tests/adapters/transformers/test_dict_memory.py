@@ -55,3 +55,17 @@ def test_common_padding_is_cut():
     assert cut["input_ids"].tolist() == [[7, 7], [7, 0]]
     assert cut["labels"].shape == (2,)
     assert trimmed(batch())["input_ids"].shape == (4, 3)
+
+
+def test_labels_are_cut_only_if_they_are_one_per_token():
+    mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])
+    tokens = torch.tensor([[3, 4, -100, -100], [5, -100, -100, -100]])
+    assert trimmed({"attention_mask": mask, "labels": tokens})["labels"].tolist() == [
+        [3, 4],
+        [5, -100],
+    ]
+    classes = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0]])  # as many classes as tokens
+    kept = trimmed({"attention_mask": mask, "labels": classes})
+    assert torch.equal(kept["labels"], classes)
+    assert torch.equal(kept["attention_mask"], mask)
+    assert trimmed({"attention_mask": 0 * mask})["attention_mask"].shape == (2, 4)

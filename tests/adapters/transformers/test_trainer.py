@@ -7,6 +7,7 @@ from support.libraries import need
 need("transformers")
 
 from tiny_texts import arguments, loss_on, make_model, make_task, weights  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
 from transformers import Trainer  # noqa: E402
 
 import gradproj as gp  # noqa: E402
@@ -151,6 +152,98 @@ def test_it_forgets_less_than_a_trainer(tmp_path):
         losses.append(loss_on(trainer.model, FIRST) - learned)
     assert losses[0] > 0.1
     assert losses[1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_loss_that_divides_by_the_number_of_items(tmp_path, count):
+    """Trainer documents this form of `compute_loss_func`; it equals the loss of the model."""
+
+    def total(outputs, labels, num_items_in_batch):
+        return cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    found = []
+    for loss in (None, total):
+        trainer = trainer_with_memory(
+            tmp_path,
+            gp.GEM(strength=0.5),  # depends on the scale of the old gradients
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=count,
+            max_steps=2,
+        )
+        trainer.compute_loss_func = loss
+        trainer.model_accepts_loss_kwargs = False
+        trainer.train()
+        assert trainer.projector.last.corrected.any()
+        found.append(weights(trainer.model))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")  # a newer name
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing_factor": 0.1},
+        {"gradient_checkpointing": True},
+        {"torch_compile": True, "torch_compile_backend": "eager"},
+        {"train_sampling_strategy": "group_by_length"},
+        {"optim": "adamw_torch", "weight_decay": 0.1, "warmup_steps": 1, "max_grad_norm": 0.1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_it_works_with_other_features_of_trainer(tmp_path, options):
+    """Copies of the new task as the old one: GEM changes nothing, as in a Trainer."""
+    found = []
+    for kind in (Trainer, ProjectedTrainer):
+        torch.manual_seed(0)
+        trainer = kind(make_model(), arguments(tmp_path, **options), train_dataset=SECOND[:8])
+        if kind is ProjectedTrainer:
+            trainer._options["method"] = gp.GEM()
+            trainer.remember("the same", SECOND[:8])
+        trainer.train()
+        found.append(weights(trainer.model))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    assert trainer.projector.last is not None
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path):
+    trainer = ProjectedTrainer(
+        make_model(),
+        arguments(
+            tmp_path,
+            num_train_epochs=3,
+            load_best_model_at_end=True,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            save_total_limit=1,
+        ),
+        train_dataset=SECOND,
+        eval_dataset=FIRST,
+    )
+    trainer.remember("first", FIRST)
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(losses) == 3
+    assert loss_on(trainer.model, FIRST) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_remembering_leaves_the_evaluation_set_alone(tmp_path):
+    """Trainer keeps the evaluation loader if its workers are persistent."""
+    trainer = ProjectedTrainer(
+        make_model(),
+        arguments(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True),
+        train_dataset=SECOND,
+        eval_dataset=FIRST[:6],
+    )
+    trainer.remember("second")
+    assert len(trainer.get_eval_dataloader().dataset) == 6
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp"])
+def test_sharding_inside_of_trainer_is_refused(tmp_path, name):
+    trainer = trainer_with_memory(tmp_path)
+    setattr(trainer, f"is_{name}_enabled", True)  # as Trainer does; neither runs on a CPU
+    with pytest.raises(ValueError, match=rf"(?i)does not work with {name}"):
+        trainer.train()
 
 
 def test_columns_that_the_model_does_not_take_are_not_stored(tmp_path):
