@@ -26,8 +26,8 @@ from tiny_module import (  # noqa: E402
 )
 
 import gradproj as gp  # noqa: E402
-from gradproj.adapters.lightning import ProjectCallback  # noqa: E402
-from gradproj.adapters.torch import EpisodicMemory, Projector  # noqa: E402
+from gradproj.adapters.lightning import PreserveCallback, ProjectCallback  # noqa: E402
+from gradproj.adapters.torch import EpisodicMemory, Preserver, Projector  # noqa: E402
 
 
 def make(per_task=32, method=None, **options):
@@ -114,6 +114,21 @@ class Double(Module):
 
 def double_loss(module, batch):
     return cross_entropy(module(batch[0].double()), batch[1])
+
+
+@pytest.mark.parametrize("kind", ["project", "preserve"])
+def test_a_compiled_body_changes_nothing(tmp_path, kind):
+    found = []
+    for compiled in (False, True):
+        module = Module()
+        callback = (
+            make() if kind == "project" else PreserveCallback(Preserver(module, strength=30.0))
+        )
+        if compiled:
+            module.body.compile(backend="eager")
+        train_both(tmp_path, callback, module)
+        found.append(weights(module))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 def test_only_training_steps_are_logged(tmp_path):

@@ -100,7 +100,17 @@ def test_a_compiled_model_stays_compiled_inside_a_step():
 
     pytest.importorskip("torch._dynamo", reason="this torch cannot compile").reset()
     model = mlp(5, 6, 3)
-    projector = Projector(torch.compile(model, backend=backend), gp.GEM())
     new, *old = [(x,) for x in torch.randn(4, 8, 5)]
-    projector.backward_batches(lambda model, x: model(x).square().sum(), new, old)
+
+    def loss(model, x):
+        return model(x).square().sum()
+
+    def update(model):
+        model.zero_grad()
+        Projector(model, gp.GEM()).backward_batches(loss, new, old)
+        return [p.grad.clone() for p in model.parameters()]
+
+    found = update(torch.compile(model, backend=backend))
     assert graphs
+    for each, expected in zip(found, update(model), strict=True):
+        torch.testing.assert_close(each, expected)
