@@ -49,4 +49,5 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*globals(), *import_module("gradproj._public").__all__})
+        special = {name for name in globals() if name.startswith("__")}
+        return sorted(special | set(import_module("gradproj._public").__all__))

@@ -111,6 +111,12 @@ class Method(ABC):
         -------
         Solution
             With a leading layer axis if the products have one.
+
+        Examples
+        --------
+        >>> import gradproj as gp
+        >>> gp.GEM().solve(gp.Products(C=[[4.0, 0.0], [0.0, 1.0]], h=[-2.0, 3.0])).coefficients
+        array([0.5, 0. ])
         """
         if not isinstance(products, Products):
             raise TypeError(
@@ -153,6 +159,18 @@ class Method(ABC):
         -------
         Reduction or None
             None if the method needs every inner product.
+
+        Examples
+        --------
+        A method that looks at the sum of the old gradients only:
+
+        >>> import numpy as np
+        >>> import gradproj as gp
+        >>> class Total(gp.GEM):
+        ...     def reduce(self, T):
+        ...         return gp.Reduction(weights=np.ones(T), method=gp.GEM())
+        >>> gp.project(np.asarray([1.0, 0.0]), np.asarray([[-2.0, 1.0], [0.0, 1.0]]), Total())
+        array([0.5, 0.5])
         """
         del T
         return None

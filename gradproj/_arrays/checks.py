@@ -59,9 +59,9 @@ def _check_form(name: str, x: Array) -> None:
     elif compat.is_jax_array(x):
         if isinstance(x, sys.modules["jax"].core.Tracer):
             raise TypeError(
-                f"{name} is traced by JAX (jit, vmap or grad) and has no values yet, but the "
-                "T-sized problem is solved on the host: call gradproj outside of the "
-                "transformation, or through jax.pure_callback"
+                f"{name} is traced by JAX (jit, vmap or grad) and has no values yet, but "
+                "gradproj checks them and solves small problems on the host: call it outside of "
+                "the transformation, or through jax.pure_callback"
             )
         if x.is_deleted():
             raise ValueError(

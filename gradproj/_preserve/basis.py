@@ -9,7 +9,7 @@ import numpy as np
 
 from gradproj._arrays import Array, computing, namespace, to_host
 from gradproj._preserve.checks import check_finite, check_matrix, check_orthonormal, check_place
-from gradproj._preserve.low_rank import LowRankMoments, check_low_rank, leading, widened
+from gradproj._preserve.low_rank import LowRankMoments, check_low_rank, leading, wide_parts
 from gradproj._preserve.matrices import (
     at_least_float32,
     eigenpairs,
@@ -170,7 +170,7 @@ def _spectrum(S: Array, old: Array, epsilon: float) -> _Spectrum:
 
 def _low_rank_spectrum(S: LowRankMoments, old: Array, epsilon: float) -> _Spectrum:
     """Return the spectrum of low-rank moments, without directions outside of their vectors."""
-    V, s, r = widened(S)
+    V, s, r = wide_parts(S)
     xp = namespace(V)
     along = old @ transposed(V)
     inside = xp.sum(along * along * (s - r), axis=1) + r

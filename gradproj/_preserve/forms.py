@@ -11,7 +11,7 @@ import numpy as np
 from gradproj._arrays import Array, SameArray, check_array, is_plain, namespace
 from gradproj._preserve.basis import InputBasis
 from gradproj._preserve.checks import check_place
-from gradproj._preserve.low_rank import LowRankMoments, narrowed, with_trace
+from gradproj._preserve.low_rank import LowRankMoments, narrow_moments, with_trace
 from gradproj._preserve.matrices import (
     eigenpairs,
     identity,
@@ -131,7 +131,7 @@ def truncated(S: Array, rank: int, dtype: Any) -> LowRankMoments:
         wp.flip(values, axis=-1)[..., :rank],
         wp.sum(wp.linalg.diagonal(moments), axis=-1),
     )
-    rounded: LowRankMoments = narrowed(found, S, dtype)
+    rounded: LowRankMoments = narrow_moments(found, S, dtype)
     return rounded
 
 

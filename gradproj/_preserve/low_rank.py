@@ -89,8 +89,8 @@ class LowRankMoments:
             )
         with computing(self.vectors, native=True):
             xp = namespace(self.vectors)
-            V, s, r = widened(self)
-            W, t, q = widened(other)
+            V, s, r = wide_parts(self)
+            W, t, q = wide_parts(other)
             wp = namespace(V)
             # S = Σ (s - r) vᵀv + r I for each summand.
             rows = wp.concat([V, W], axis=-2)
@@ -142,7 +142,7 @@ def with_trace(vectors: Array, values: Array, trace: Array) -> LowRankMoments:
     return LowRankMoments(vectors, values, rest)
 
 
-def narrowed(S: Array | LowRankMoments, like: Array, dtype: Any) -> Any:
+def narrow_moments(S: Array | LowRankMoments, like: Array, dtype: Any) -> Any:
     """Round moments in float64 to a dtype, in the library and on the device of `like`."""
     if isinstance(S, LowRankMoments):
         return S._each(lambda x: narrow(x, like, dtype))
@@ -165,7 +165,7 @@ def check_low_rank(name: str, S: LowRankMoments) -> None:
         check_finite(xp, f"{name}.{part}", found)
 
 
-def widened(S: LowRankMoments) -> tuple[Array, Array, Array]:
+def wide_parts(S: LowRankMoments) -> tuple[Array, Array, Array]:
     """Return vectors, values and rest in float64."""
     xp = namespace(S.vectors)
     return wide(xp, S.vectors), wide(xp, S.values), wide(xp, xp.asarray(S.rest))

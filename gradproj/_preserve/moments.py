@@ -13,7 +13,7 @@ from gradproj._preserve.checks import (
     check_same_layer,
     check_sum,
 )
-from gradproj._preserve.low_rank import narrowed
+from gradproj._preserve.low_rank import narrow_moments
 from gradproj._preserve.matrices import empty_rows, narrow, real, widest
 from gradproj._preserve.sums import Collector
 
@@ -158,7 +158,7 @@ class InputMoments:
         With a rank it is a :class:`LowRankMoments`.
         """
         with computing(like := self._observed(), native=True):
-            return narrowed(self._rows.sums().mean(1), like, widest(like))
+            return narrow_moments(self._rows.sums().mean(1), like, widest(like))
 
     def matrix(self, *, scaled: bool = False) -> Any:
         """Return S, the mean of a aᵀ over all inputs.
@@ -189,7 +189,9 @@ class InputMoments:
             raise ValueError("the moments have no inputs: call update with at least one row")
         with computing(like, native=True):
             sums = self._rows.sums()
-            return narrowed(sums.scaled() if scaled else sums.mean(self._count), like, like.dtype)
+            return narrow_moments(
+                sums.scaled() if scaled else sums.mean(self._count), like, like.dtype
+            )
 
     def _observed(self) -> Array:
         if self._like is None:

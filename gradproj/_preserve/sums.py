@@ -10,7 +10,7 @@ from gradproj._preserve.low_rank import LowRankMoments, leading, with_trace
 from gradproj._preserve.matrices import in_32_bits, pieces, resolution, transposed, wide
 
 
-class Products:
+class ProductSum:
     """The sum of aᵀa in float64, from products in the dtype of the rows."""
 
     # Small batches are collected up to this number of rows: the product of ten rows takes as long
@@ -39,7 +39,7 @@ class Products:
             # The sum widens the part by itself, without a copy, unless it is on the host.
             self.total = self.total + (part if namespace(self.total) is xp else wide(xp, part))
 
-    def merge(self, other: Products) -> None:
+    def merge(self, other: ProductSum) -> None:
         """Add the sum over the rows of another batch or process."""
         self.add(other.total)
 
@@ -70,7 +70,7 @@ class Products:
         self.add(state["total"])
 
 
-class Squares(Products):
+class SquareSum(ProductSum):
     """The sum of the squares, which is the diagonal of aᵀa."""
 
     collected = 0
@@ -170,14 +170,14 @@ class Sketch:
         self._append(*(wide(namespace(x), x) for x in parts))
 
 
-Sums = Products | Sketch
+Sums = ProductSum | Sketch
 
 
 class Collector:
     """A sum over rows that arrive in batches of any size: collects small ones, cuts large ones."""
 
     def __init__(self, rank: int | None, diagonal: bool) -> None:
-        self._sums: Sums = Sketch(rank) if rank else Squares() if diagonal else Products()
+        self._sums: Sums = Sketch(rank) if rank else SquareSum() if diagonal else ProductSum()
         self._waiting: list[Array] = []
 
     def add(self, a: Array) -> None:
