@@ -32,7 +32,13 @@ class Options:
 
 
 class Independent(Learner):
-    """A network of its own for each task, of a fraction of the width."""
+    """A network of its own for each task, of a fraction of the width.
+
+    As in GEM's released code: the widths of the presets, a network that starts from the previous
+    one, and only a task's own outputs where tasks have different classes. Not as the paper says:
+    its networks together are not as large as one of the others, because convolutions shrink with
+    the square of the width.
+    """
 
     name = "independent"
     averages = False

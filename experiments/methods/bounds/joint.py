@@ -15,7 +15,10 @@ __all__ = ["Joint"]
 
 
 class Joint(Learner):
-    """Train a new network after each task on the data of all tasks so far."""
+    """Train a new network after each task on the data of all tasks so far.
+
+    This is not a published system. It is the upper bound that most publications print.
+    """
 
     name = "joint"
     scenarios = ("task", "domain", "class")

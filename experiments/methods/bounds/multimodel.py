@@ -31,7 +31,10 @@ class Options:
 
 
 class Multimodel(Learner):
-    """A private first layer for each task; the hidden and the output layer are shared."""
+    """A private first layer for each task; the hidden and the output layer are shared.
+
+    As in GEM's released code ("multimodal"), whose rate the presets have.
+    """
 
     name = "multimodel"
     Options = Options

@@ -8,7 +8,10 @@ __all__ = ["Single"]
 
 
 class Single(Learner):
-    """Plain SGD on the stream, without protection against forgetting."""
+    """Plain SGD on the stream, without protection against forgetting.
+
+    As in GEM's released code, whose rates the presets have.
+    """
 
     name = "single"
     scenarios = ("task", "domain", "class")

@@ -37,7 +37,12 @@ class Options:
 
 
 class BLD(IncrementalLearner):
-    """Record the old outputs on each batch before training on it, and distil them."""
+    """Record the old outputs on each batch before training on it, and distil them.
+
+    As published: neither exemplars nor a stored model, a warm-up of the new outputs, then both
+    losses. Not checked, because no code was found: the numbers of steps, the weight of the
+    distillation, and the learning rate. The paper cites this publication for its row "MUC".
+    """
 
     name = "bld"
     Options = Options

@@ -13,7 +13,12 @@ __all__ = ["DR"]
 
 
 class DR(ExpertLearner):
-    """Keeps the outputs of the previous model, and learns those of an expert on the new task."""
+    """Keep the outputs of the previous model, and learn those of an expert on the new task.
+
+    As in GD's experiments, from which the paper's number comes: the loss, its weights, and the
+    training of the expert. DR's own publication has other networks and data sets, and a known task
+    at test time. It was not checked.
+    """
 
     name = "dr"
 

@@ -36,7 +36,13 @@ class Options:
 
 
 class LwF(IncrementalLearner):
-    """Cross-entropy, and each old task's outputs kept as the previous model had them."""
+    """Cross-entropy, and each old task's outputs kept as the previous model had them.
+
+    The default is LwF in GD's experiments, from which the paper's number comes; its loss and its
+    weights are as released there. The preset `lwf-original` (`exemplars = false`) has the loss of
+    the first publication. Not as published there: the new outputs have no warm-up phase, and each
+    old task's term has the weight of its share and the factor T².
+    """
 
     name = "lwf"
     Options = Options

@@ -71,7 +71,12 @@ class MUC(IncrementalLearner):
 
     As in the released code: the side heads of a task are made with the task and are not
     re-initialized before their phase. From the second task on, weight decay therefore shrinks them
-    while the network is trained. Only the side heads of the latest task are distilled.
+    while the network is trained. Only the side heads of the latest task are distilled. All losses
+    and weights are those of its file for CIFAR-100 and LwF; its form on top of MAS is left out.
+
+    Not as released: classes have the order of seed 1993 as everywhere here, not 1988, and outside
+    images are drawn with replacement. `exemplars = true` is an addition; the released code has a
+    budget for exemplars that it does not use.
     """
 
     name = "muc"

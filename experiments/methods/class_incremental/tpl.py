@@ -41,7 +41,7 @@ class TPL(IncrementalLearner):
     features of the new network. An approximation: the paper grows an elastic Hebbian graph by
     competitive learning. Here the vertices are exemplars (with `memory.policy` "kmeans" the images
     nearest to cluster centres), each pair is an edge, and each step compares the edges of some
-    vertices drawn at random. Not checked, because no code was released: the weight of the loss, the
+    vertices drawn at random. Not checked, because no code was found: the weight of the loss, the
     learning schedule, and how edges age.
     """
 

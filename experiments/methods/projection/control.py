@@ -40,7 +40,10 @@ class Options:
 
 
 class ReplayAlone(ProjectionLearner):
-    """Add γ ḡ or γ Σ gᵢ to the new gradient, on the same memory batches as a projection."""
+    """Add γ ḡ or γ Σ gᵢ to the new gradient, on the same memory batches as a projection.
+
+    This is not a published system. It shows what a projection adds to replay.
+    """
 
     name = "replay"
     Options = Options

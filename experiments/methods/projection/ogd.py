@@ -35,6 +35,9 @@ class OGD(Learner):
 
     w = g − Σ_k ⟨g, u_k⟩ u_k. Unlike in the constraint Bᵀw = 0 of `ours`, each direction belongs to
     one sample and is computed only once.
+
+    As published: the variant with the gradients of true-class outputs. Not checked against the
+    authors' code: the number of samples, which is smaller here, and the learning rate.
     """
 
     name = "ogd"

@@ -60,7 +60,11 @@ class Ours(ProjectionLearner):
     mention a memory strength, and without one its numbers are not reached. Its released code has
     γ = 0.5, the sum of the old gradients, the rule "part-margin", groups of five tensors, K = 1 or
     3, and takes whole memories: the preset `ours-released`. K, the layers and the strength behind
-    its tables are not known.
+    its tables are not known. The released file of variant (c) adds the larger of γ and the
+    multiplier times the sum at every step; here (c) adds both (`shared-layerwise`).
+
+    Not as released: of two old tasks' gradients, PCA keeps the one direction that there is. The
+    released code asks for as many as there are old tasks, so its last direction is arbitrary.
     """
 
     name = "ours"

@@ -32,8 +32,9 @@ class Options:
 class OWM(PreservingLearner):
     """The soft projection with a small regulariser in place of a strength.
 
-    The published rule updates the projector at every batch, with the mean of its inputs. Here it is
-    computed at the end of a task from the inputs of single samples.
+    As published: the projector and its small regulariser. Not as published: there the projector is
+    updated at every batch, with the mean of its inputs. Here it is computed at the end of a task
+    from the inputs of single samples.
     """
 
     name = "owm"

@@ -33,7 +33,10 @@ class Options:
 
 
 class Preserve(PreservingLearner):
-    """Solve argmin ½‖w − g‖² + λ/2 · tr(w S wᵀ) for each layer and step along w."""
+    """Solve argmin ½‖w − g‖² + λ/2 · tr(w S wᵀ) for each layer and step along w.
+
+    This is a method of this project. OWM has the same formula with a small regulariser 1/λ.
+    """
 
     name = "preserve"
     Options = Options

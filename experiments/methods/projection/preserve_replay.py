@@ -35,7 +35,7 @@ class PreserveReplay(PreservingLearner, ProjectionLearner):
     """w = (g + γ Σ gᵢ)(I + λS)⁻¹ with the gradients gᵢ of the old tasks' memories.
 
     The whole update is projected. With g alone projected, the replay term moves directions in which
-    the new gradient cannot follow.
+    the new gradient cannot follow. This is a method of this project.
     """
 
     name = "preserve-replay"

@@ -25,7 +25,11 @@ class Options(gpm.Options):
 
 
 class SGP(gpm.GPM):
-    """GPM whose directions are removed by their importance: w = g − g Bᵀ diag(importance) B."""
+    """GPM whose directions are removed by their importance: w = g − g Bᵀ diag(importance) B.
+
+    As published: the importance of new directions and its growth for old ones
+    (`gradproj.input_basis`). The remarks on `gpm` apply. α is that of CIFAR-100 everywhere.
+    """
 
     name = "sgp"
     Options = Options

@@ -38,6 +38,10 @@ class EWC(Learner):
     L = CE + λ Σ_k Σ_j F_kj (θ_j − θ*_kj)², with F_k the square of the mean gradient on the first
     n samples of task k. Its gradient 2λ (θ Σ F − Σ F θ*) needs only the two sums, so neither memory
     nor time grows with the number of tasks.
+
+    As in GEM's released code, from which the paper's row comes. Not as first published (Kirkpatrick
+    et al., 2017): there the penalty has λ/2, and the Fisher information is the mean over samples of
+    squared gradients, with labels drawn from the model. Values of λ do not transfer.
     """
 
     name = "ewc"

@@ -37,6 +37,10 @@ class MAS(Learner):
 
     Ω_j = Σ_tasks mean_x |∂‖f(x)‖² / ∂θ_j|, L = CE + (λ/2) Σ_j Ω_j (θ_j − θ*_j)², with f the outputs
     that compete.
+
+    As published: the squared norm, absolute gradients sample by sample, and the sum over tasks.
+    Some public implementations take the norm itself, or the gradient of a batch. λ and the number
+    of samples are choices made here.
     """
 
     name = "mas"

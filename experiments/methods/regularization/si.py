@@ -40,6 +40,9 @@ class SI(Learner):
     ω_j += −(∂CE/∂θ_j) Δθ_j at each step; at the end of a task, which moved θ_j by δ_j,
     Ω_j += ω_j / (δ_j² + ξ).
     L = CE + c Σ_j Ω_j (θ_j − θ*_j)² with θ* the weights at the end of the last task.
+
+    As published: these equations, in which the gradient along the path is that of the loss without
+    the penalty. Negative importances are kept; some implementations set them to 0.
     """
 
     name = "si"

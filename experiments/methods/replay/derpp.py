@@ -40,8 +40,9 @@ class Options:
 class DERpp(Learner):
     """Replay stored outputs: L = CE + α MSE(z, z') + β CE(x'', y'').
 
-    The outputs are those before the step on their batch. Both draws from the reservoir are
-    independent.
+    As published: the outputs are those before the step on their batch, images are stored before
+    augmentation, both draws from the reservoir are independent, and the squared error is a mean
+    over all outputs. Not as published: outputs of later tasks do not compete in the cross-entropy.
     """
 
     name = "derpp"

@@ -38,6 +38,12 @@ class ICaRL(Learner):
 
     Each step adds, for every old task, the KL divergence from the outputs that the network had
     after the last task, on one random exemplar of each of its classes.
+
+    As in GEM's released code: this loss, herding and means on outputs instead of features, and
+    exemplars of older classes that are not reduced, so that their number exceeds the budget. Not as
+    released: outputs for targets and means are computed in evaluation mode, and exemplars are
+    chosen once per task; there it happens after each epoch. For iCaRL as first published see
+    `icarl-original`.
     """
 
     name = "icarl"

@@ -36,6 +36,10 @@ class Options:
 class TinyER(Learner):
     """Step on the new batch and on a batch from one memory of all tasks.
 
+    As published: one step on the mean of both batches, each sample scored among the outputs of its
+    task, and a memory that receives the batch after the step, by default a reservoir. Not as
+    released: the code of the publication draws reservoir positions with an error of one.
+
     The paper's row states neither its memory nor its network. Presets: `tinyer` has the networks of
     GEM; on MNIST permutations, `tinyer-own-network` has the 256-256 network of its publication.
     """

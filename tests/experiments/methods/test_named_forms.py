@@ -187,7 +187,7 @@ def test_every_projection_has_a_control_that_can_be_run():
     for config, control in projections():
         if control is None:
             without.add(config.method)
-            # What is left of S-GEM with a strength draws one task at each step; no method does.
+            # S-GEM without its constraint replays one drawn task per step; no method does so.
             assert config.method == "replay" or (
                 config.method == "sgem" and config.options.strength
             )
