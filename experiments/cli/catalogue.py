@@ -21,11 +21,24 @@ EXPERIMENTS = Path(str(files("gradproj.experiments")))
 
 @dataclass(frozen=True)
 class Entry:
-    """A method with its scenarios, the first line of its docstring and the names of its options."""
+    """A method.
+
+    Attributes
+    ----------
+    name : str
+    scenarios : tuple of str
+    summary : str
+        The first line of its docstring.
+    about : tuple of str
+        The paragraphs below it: the equations, and what is as published.
+    options : tuple of str
+        The names of its options.
+    """
 
     name: str
     scenarios: tuple[str, ...]
     summary: str
+    about: tuple[str, ...]
     options: tuple[str, ...]
 
 
@@ -86,11 +99,13 @@ def methods() -> list[Entry]:
             next((c, c.values[key]) for c in lineage if key in c.values)
             for key in ("name", "scenarios", "Options")
         )
+        summary, *about = (ast.get_docstring(each.node) or "").split("\n\n")
         found.append(
             Entry(
                 name=ast.literal_eval(name[1]),
                 scenarios=ast.literal_eval(scenarios[1]),
-                summary=(ast.get_docstring(each.node) or "").partition("\n")[0],
+                summary=summary,
+                about=tuple(" ".join(paragraph.split()) for paragraph in about),
                 options=_fields(_refer(options[1], options[0].module, classes), classes),
             )
         )

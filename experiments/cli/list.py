@@ -132,7 +132,11 @@ def _describe_benchmark(name: str) -> list[str]:
 
 def _describe_method(name: str) -> list[str]:
     method = _methods()[name]
-    lines = [f"Method {name}: {method.summary}", f"  scenarios: {', '.join(method.scenarios)}"]
+    lines = [f"Method {name}: {method.summary}"]
+    width = min(shutil.get_terminal_size().columns, 100)
+    for paragraph in method.about:
+        lines += textwrap.wrap(paragraph, width, initial_indent="  ", subsequent_indent="  ")
+    lines.append(f"  scenarios: {', '.join(method.scenarios)}")
     if method.options:
         defaults = importlib.import_module("gradproj.experiments.cli.values").defaults(name)
         lines += ["  options and defaults, for --set:", *_assignments({"options": defaults})]

@@ -146,6 +146,7 @@ class Learner:
         """Return the method, with its options, that is this one without its constraints.
 
         Reports subtract its accuracy, seed by seed. None means that there is no such method.
+        `options` may come from a stored run of an older version and lack newer keys.
         """
         return None
 

@@ -36,11 +36,11 @@ class Options:
 class TPL(IncrementalLearner):
     """Cross-entropy, while the cosines between stored images keep their pattern.
 
-    As in the paper's equations: edge weights are cosines of features, and the loss is minus
-    Pearson's correlation of all edge weights before and now. After each task the vertices get
-    features of the new network. An approximation: the paper grows an elastic Hebbian graph by
-    competitive learning. Here the vertices are exemplars (with `memory.policy` "kmeans" the images
-    nearest to cluster centres), each pair is an edge, and each step compares the edges of some
+    As published: edge weights are cosines of features, and the loss is minus Pearson's correlation
+    of all edge weights before and now. After each task the vertices get features of the new
+    network. Not as published: the paper grows an elastic Hebbian graph by competitive learning.
+    Here the vertices are exemplars (with `memory.policy` "kmeans" the images nearest to cluster
+    centres), each pair is an edge, and each step compares the edges of some
     vertices drawn at random. Not checked, because no code was found: the weight of the loss, the
     learning schedule, and how edges age.
     """

@@ -9,6 +9,7 @@ from typing import Any
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.projection.learner import (
+    BEFORE_REPLAY,
     LayerNames,
     ProjectionLearner,
     Replay,
@@ -65,4 +66,4 @@ class GEM(ProjectionLearner):
         GEM adds it only if some old task's constraint is violated. With many old tasks that is
         nearly every step.
         """
-        return replay_alone(options["strength"], options.get("replay", "sum"))
+        return replay_alone(options["strength"], options.get("replay", BEFORE_REPLAY))

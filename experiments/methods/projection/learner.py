@@ -19,7 +19,18 @@ from gradproj.experiments.methods.setup import Setup, Step
 from gradproj.experiments.networks import Network
 from gradproj.experiments.streams import Task
 
-__all__ = ["LayerNames", "ProjectionLearner", "Replay", "Rule", "layer_groups", "replay_alone"]
+__all__ = [
+    "BEFORE_REPLAY",
+    "LayerNames",
+    "ProjectionLearner",
+    "Replay",
+    "Rule",
+    "layer_groups",
+    "replay_alone",
+]
+
+# Runs that were stored before the option `replay` existed added the sum of the old gradients.
+BEFORE_REPLAY = "sum"
 
 LayerNames = Literal["module", "tensor", "child", "five", "all"]
 Replay = Literal["mean", "sum"]

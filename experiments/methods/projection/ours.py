@@ -9,6 +9,7 @@ from typing import Any, Literal
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.projection.learner import (
+    BEFORE_REPLAY,
     LayerNames,
     ProjectionLearner,
     Replay,
@@ -85,4 +86,4 @@ class Ours(ProjectionLearner):
     def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         """Return the replay term alone, under the same rule."""
         rule, layers = options.get("rule", "always"), options.get("layers", "module")
-        return replay_alone(options["strength"], options.get("replay", "sum"), rule, layers)
+        return replay_alone(options["strength"], options.get("replay", BEFORE_REPLAY), rule, layers)

@@ -9,7 +9,12 @@ from typing import Any
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.projection import preserve
-from gradproj.experiments.methods.projection.learner import ProjectionLearner, Replay, replay_alone
+from gradproj.experiments.methods.projection.learner import (
+    BEFORE_REPLAY,
+    ProjectionLearner,
+    Replay,
+    replay_alone,
+)
 from gradproj.experiments.methods.projection.preserving import PreservingLearner
 
 __all__ = ["PreserveReplay"]
@@ -58,4 +63,4 @@ class PreserveReplay(PreservingLearner, ProjectionLearner):
     @classmethod
     def control(cls, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         """Return the replay term alone."""
-        return replay_alone(options["gamma"], options.get("replay", "sum"))
+        return replay_alone(options["gamma"], options.get("replay", BEFORE_REPLAY))

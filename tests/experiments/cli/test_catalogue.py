@@ -11,6 +11,10 @@ from gradproj.experiments.cli import catalogue
 from gradproj.experiments.streams.benchmarks import BENCHMARKS
 
 
+def paragraphs(learner):
+    return (inspect.getdoc(learner) or "").split("\n\n")
+
+
 def test_the_catalogue_equals_the_imported_objects():
     assert catalogue.benchmarks() == {
         name: catalogue.Source(each.kind, each.dataset, each.options)
@@ -21,7 +25,8 @@ def test_the_catalogue_equals_the_imported_objects():
         catalogue.Entry(
             name=name,
             scenarios=learner.scenarios,
-            summary=(inspect.getdoc(learner) or "").splitlines()[0],
+            summary=paragraphs(learner)[0],
+            about=tuple(" ".join(each.split()) for each in paragraphs(learner)[1:]),
             options=tuple(learner.Options.__dataclass_fields__),
         )
         for name, learner in methods.available().items()

@@ -45,6 +45,8 @@ def test_presets_are_listed_as_bare_names_for_other_programs(listed):
 def test_a_method_is_shown_with_its_options(listed):
     lines = listed("gem")
     assert lines[0].startswith("Method gem: ")
+    assert any(line.startswith("  As published") for line in lines)
+    assert max(map(len, lines[1:])) <= 80
     assert "  options.strength=1.0" in lines
     assert not any(line.startswith("Method agem") for line in lines)
 
