@@ -53,6 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "change values of the configuration, such as lr=0.03 memory.batch=0 options.strength=0.25",
     )
     parser.add_argument(
+        "--controls",
+        action="store_true",
+        help="also run the control of each method: the same training without its constraints",
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="parent of the run folders"
     )
     add_data_dir(parser)
@@ -112,6 +117,7 @@ def execute(args: argparse.Namespace) -> int:
         method=args.method,
         seeds=args.seeds,
         overrides=args.set,
+        controls=args.controls,
         out=args.out,
         arguments={
             "data_dir": args.data_dir,

@@ -10,6 +10,8 @@ import pytest
 from gradproj.experiments import cli
 from gradproj.experiments.cli.summary import summarize
 from gradproj.experiments.common.errors import ConfigError
+from gradproj.experiments.reports.collect import collect
+from gradproj.experiments.reports.rows import control_of, group
 from gradproj.experiments.runs import presets
 from gradproj.experiments.runs.grid import Outcome
 from gradproj.experiments.runs.jobs import make_jobs
@@ -222,6 +224,48 @@ def test_jobs_of_a_grid_have_their_own_folders(tmp_path):
     assert all(job.config.lr == 0.2 for job in jobs)
     with pytest.raises(ConfigError):
         make_jobs([], arguments={})
+
+
+def test_the_controls_of_a_grid_are_run_once_with_all_other_values_equal(tmp_path):
+    names = ["agem-sum", "agem-released", "ours", "ours-part-margin", "full", "ewc", "ours-printed"]
+    jobs = make_jobs([f"mnist-permutations/{name}" for name in names], seeds=[0, 1],
+                     overrides=["epochs=2"], controls=True, out=tmp_path, arguments={})  # fmt: skip
+    found = {job.name: job for job in jobs[2 * len(names) :]}
+    assert list(found) == [
+        f"mnist-permutations/{entry}/seed-{seed}"
+        for entry in (
+            "agem-sum,epochs=2-control",
+            "agem-released,epochs=2-control",
+            "replay,epochs=2",  # also the control of `full`
+            "replay-part-margin,epochs=2",
+            "ours-printed,epochs=2-control",
+        )
+        for seed in (0, 1)
+    ]
+    config = found["mnist-permutations/agem-released,epochs=2-control/seed-1"].config
+    assert (config.method, config.seed, config.epochs, config.memory.batch) == ("replay", 1, 2, 0)
+    options = config.options
+    assert (options.strength, options.replay, options.rule) == (0.5, "mean", "violated")
+    assert found["mnist-permutations/replay,epochs=2/seed-0"].config.preset.endswith("/replay")
+    config = found["mnist-permutations/ours-printed,epochs=2-control/seed-0"].config
+    assert (config.method, config.lr, config.preset) == ("single", 0.1, "")
+
+
+def test_a_control_that_is_named_too_is_run_once(tmp_path):
+    names = ["class-digits/ours", "class-digits/replay"]
+    jobs = make_jobs(names, controls=True, out=tmp_path, arguments={})
+    assert [job.name for job in jobs] == [f"{name}/seed-0" for name in names]
+
+
+def test_controls_run_from_the_command_line(tmp_path):
+    small = ["stream.tasks=2", "stream.samples=20", "network_options.hidden=[4]"]
+    out = ["--out", str(tmp_path / "runs")]
+    command = ["run", "permuted-digits/agem-sum", "--controls", "--set", *small, *out]
+    assert cli.main(command) == 0
+    found = collect([tmp_path / "runs"])
+    assert not found.problems
+    first, second = sorted(group(found.runs), key=lambda row: row.config["method"])
+    assert control_of(first, [first, second]) is second
 
 
 def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
