@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from gradproj.experiments.cli.estimate import format_duration
 from gradproj.experiments.reports.tables.table import BWT, listed, spread
+from gradproj.experiments.runs.folder import RunFolder
 from gradproj.experiments.runs.grid import Job
 
 __all__ = ["EXPLANATION", "summarize"]
@@ -26,9 +26,9 @@ def summarize(jobs: Sequence[Job]) -> Table | None:
     """Tabulate the finished runs, one row per configuration; None if no run is finished."""
     rows: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for job in jobs:
-        path = job.folder / "result.json"
-        if path.exists():
-            result = json.loads(path.read_text(encoding="utf-8"))
+        store = RunFolder(job.folder)
+        if store.result.exists():
+            result = store.read_result()
             name = job.name.rpartition("/")[0]
             rows.setdefault(name, []).append((job.config.seed, result))
     if not rows:
@@ -41,11 +41,12 @@ def summarize(jobs: Sequence[Job]) -> Table | None:
         table.add_column(column, justify="right", no_wrap=True)
     for name, runs in rows.items():
         results = [result for _, result in runs]
+        stored = results[0]["stored_per_task"]
         seconds = [each["train_seconds"] + each["evaluation_seconds"] for each in results]
         table.add_row(
             name,
             listed([seed for seed, _ in runs]),
-            f"{results[0]['stored_per_task']:g}",
+            "–" if stored is None else f"{stored:g}",
             spread(_percent(results, "acc")),
             spread(_percent(results, "bwt_pairs"), sign="+"),
             format_duration(sum(seconds) / len(seconds)),

@@ -169,7 +169,7 @@ def _read_folder(folder: Path, logs: bool) -> RunRecord:
         metrics=result["metrics"],
         seconds=float(result["train_seconds"]),
         evaluation_seconds=float(result["evaluation_seconds"]),
-        stored=result.get("stored_per_task"),
+        stored=result["stored_per_task"],
         corrected=_in_bins(log),
         at_chance=tuple(result.get("at_chance", ())),
         **shared,
@@ -201,7 +201,7 @@ def _check(run: RunRecord) -> None:
     if run.scenario not in ("task", "class", "domain", "unknown"):
         raise ValueError(f"scenario={run.scenario!r} is not known")
     numbers = [run.seconds, run.evaluation_seconds, *dict(run.metrics).values()]
-    numbers += [share for share in run.corrected if share is not None]
+    numbers += [share for share in (run.stored, *run.corrected) if share is not None]
     for number in numbers:
         if not isinstance(number, int | float) or abs(number) > 1e12:
             raise ValueError(f"{number!r} is not a number that a run measures")

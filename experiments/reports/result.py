@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from gradproj.experiments.methods.config import RunConfig
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.figures.demo import draw_accuracies
+from gradproj.experiments.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +35,9 @@ class Result:
     metrics : dict
         "acc", "bwt_pairs", "forgetting", … as fractions; `gradproj.experiments.runs.metrics`
         defines them.
-    stored_per_task : float
-        Training samples that the method stores, per task.
+    stored_per_task : float or None
+        Training samples that the method stores, per task; None for a run of an early version,
+        which did not count them.
     train_seconds, evaluation_seconds : float
     folder : Path or None
         The run folder, or None if it was temporary.
@@ -45,7 +46,7 @@ class Result:
     config: RunConfig
     accuracy_matrix: NDArray[np.float64] = field(repr=False)
     metrics: dict[str, float]
-    stored_per_task: float
+    stored_per_task: float | None
     train_seconds: float
     evaluation_seconds: float
     folder: Path | None = None
@@ -93,7 +94,7 @@ class Result:
 
 def read_result(config: RunConfig, folder: Path, *, kept: bool) -> Result:
     """Read the result of a finished run from its folder; `kept` says whether the folder stays."""
-    found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    found = RunFolder(folder).read_result()
     return Result(
         config=config,
         accuracy_matrix=np.array(found["accuracy_matrix"], dtype=np.float64),

@@ -204,7 +204,8 @@ class RunFolder:
             result = read_signed(self.result, since=RESULT_VERSION)
         if "accuracy_matrix" not in result:
             raise DamagedError("result.json is damaged: it has no accuracy_matrix")
-        return result
+        # Early versions did not count the stored samples.
+        return {"stored_per_task": None, **result}
 
     def check_files(self, result: Mapping[str, Any], *, logs: bool = True) -> None:
         """Raise DamagedError for a file beside the result that is not as the run left it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from gradproj.experiments.reports.figures import style
 from gradproj.experiments.reports.tables.table import BWT
+from gradproj.experiments.runs.folder import RunFolder
 from gradproj.experiments.runs.grid import Job
 from gradproj.experiments.runs.metrics import average_accuracy, backward_transfer
 
@@ -37,7 +37,7 @@ class Result:
     """The runs of one method: accuracy matrices of all seeds, and stored samples per task."""
 
     matrices: list[NDArray[np.float64]] = field(default_factory=list)
-    stored: float = 0.0
+    stored: float | None = None
 
 
 Results = Mapping[str, Result]
@@ -47,7 +47,7 @@ def collect(jobs: Sequence[Job]) -> dict[str, Result]:
     """Read the results of finished jobs."""
     results: dict[str, Result] = {}
     for job in jobs:
-        found = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
+        found = RunFolder(job.folder).read_result()
         result = results.setdefault(job.config.method, Result())
         result.matrices.append(np.asarray(found["accuracy_matrix"], dtype=np.float64))
         result.stored = found["stored_per_task"]
@@ -63,7 +63,8 @@ def tabulate(results: Results) -> Table:
     for method, result in results.items():
         acc = [100 * average_accuracy(R) for R in result.matrices]
         bwt = [100 * backward_transfer(R, "pairs") for R in result.matrices]
-        stored, seeds = f"{result.stored:g}", str(len(result.matrices))
+        stored = "–" if result.stored is None else f"{result.stored:g}"
+        seeds = str(len(result.matrices))
         table.add_row(METHODS[method], stored, _spread(acc), _spread(bwt), seeds)
     return table
 

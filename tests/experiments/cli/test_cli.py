@@ -58,10 +58,13 @@ def test_the_table_has_a_dash_for_a_method_that_is_measured_only_at_the_end(tmp_
     assert summarize([job]) is None
     job.folder.mkdir(parents=True)
     result = {"metrics": {"acc": 0.5}, "train_seconds": 1, "evaluation_seconds": 2}
-    (job.folder / "result.json").write_text(json.dumps({**result, "stored_per_task": 0}))
-    table = summarize([job])
-    cells = [next(iter(column.cells)) for column in table.columns]
-    assert cells == ["permuted-digits/ours", "0", "0", "50.0", "–", "3 s"]
+    result = {**result, "accuracy_matrix": [[0.5]]}
+    # The early versions did not count the stored samples.
+    for stored, shown in (({"stored_per_task": 0}, "0"), ({}, "–")):
+        (job.folder / "result.json").write_text(json.dumps({**result, **stored}))
+        table = summarize([job])
+        cells = [next(iter(column.cells)) for column in table.columns]
+        assert cells == ["permuted-digits/ours", "0", shown, "50.0", "–", "3 s"]
 
 
 def test_run_without_a_preset(tmp_path, capsys):

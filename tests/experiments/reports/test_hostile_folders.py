@@ -167,3 +167,20 @@ def test_a_malformed_folder_is_shown_or_is_one_line(whole, tmp_path_factory, nam
     text = render(build(found, {}), "Report")
     assert "\x1b" not in text
     shutil.rmtree(folder.parent)
+
+
+ODD = (None, "x", [], {"x": "y"}, [["x"]], 1e300)
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json", "environment.json"])
+def test_every_key_may_hold_a_value_of_another_kind(name, whole, tmp_path):
+    """What the test above may find only after hundreds of cases."""
+    folder = tmp_path / "run"
+    for key in json.loads((whole / name).read_text()):
+        for value in ODD:
+            shutil.copytree(whole, folder)
+            change(folder, name, lambda values, key=key, value=value: {**values, key: value})
+            found = collect([folder])
+            assert len(found.runs) + len(found.problems) == 1
+            render(build(found, {}), "Report")
+            shutil.rmtree(folder)
