@@ -20,7 +20,7 @@ class Progress:
     def __init__(self, show: Callable[[Event], None]) -> None:
         self._show = show
         self._begun: set[str] = set()
-        self._ended: set[str] = set()
+        self._ended: dict[str, Event] = {}
         self._restarts: dict[str, int] = {}
         self._outcomes: dict[str, Outcome] = {}
 
@@ -31,7 +31,9 @@ class Progress:
         if event.kind in ("step", "task"):
             self._begun.add(event.run)
         elif event.kind in ENDINGS:
-            self._ended.add(event.run)
+            if event.kind == "skipped" and event.run in self._restarts:
+                event = replace(event, kind="finished", message="before its process was killed")
+            self._ended[event.run] = event
         self._show(event)
 
     def end(self, job: Job, outcome: Outcome, lost: str = "") -> Job | None:
@@ -43,10 +45,11 @@ class Progress:
         outcome : Outcome
             Used if the run is not started again.
         lost : str
-            Why its process was lost. The run is then started again, at most `RETRIES` times.
+            Why its process was lost. The run is then started again, at most `RETRIES` times,
+            unless it had ended before.
         """
-        restarts = self._restarts.get(job.name, 0)
-        if lost and restarts < RETRIES:
+        restarts, ended = self._restarts.get(job.name, 0), self._ended.get(job.name)
+        if lost and ended is None and restarts < RETRIES:
             self._restarts[job.name] = restarts + 1
             message = (
                 f"its process was killed ({lost}); it continues from its last checkpoint "
@@ -56,9 +59,13 @@ class Progress:
             # A run that has begun must not be started over. One that has not may still have to be.
             force = job.arguments.get("force", False) and job.name not in self._begun
             return replace(job, arguments={**job.arguments, "resume": True, "force": force})
-        self._outcomes[job.name] = outcome
-        if job.name not in self._ended:  # Its last event was withheld, or lost with its process.
+        if ended is None:  # Its last event was withheld, or lost with its process.
             self._show(Event(kind=outcome.kind, run=job.name, message=outcome.message))
+        elif ended.kind == "finished":
+            outcome = Outcome(job.name, "finished")
+        elif lost:
+            outcome = Outcome(job.name, ended.kind, ended.message)
+        self._outcomes[job.name] = outcome
         return None
 
     def outcomes(self, jobs: Sequence[Job]) -> list[Outcome]:

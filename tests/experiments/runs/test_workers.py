@@ -105,6 +105,32 @@ def test_the_last_event_of_a_run_is_shown_once_even_if_its_process_could_not_sen
     assert [(event.run, event.message) for event in shown] == [("sent", "ACC 0.5"), ("lost", "")]
 
 
+def test_a_process_that_is_killed_after_its_run_ended_does_not_start_it_again(tmp_path):
+    shown = []
+    progress = Progress(shown.append)
+    for kind, message in (("finished", "ACC 0.5"), ("failed", "the disk is full")):
+        job = Job(kind, None, tmp_path, {})
+        progress.hear(Event(kind, kind, message=message))
+        assert progress.end(job, Outcome(kind, "failed", "lost"), "exit code -9") is None
+    jobs = [Job(name, None, tmp_path, {}) for name in ("finished", "failed")]
+    finished, failed = progress.outcomes(jobs)
+    assert finished == Outcome("finished", "finished")
+    assert failed == Outcome("failed", "failed", "the disk is full")
+    assert [event.kind for event in shown] == ["finished", "failed"]
+
+
+def test_a_run_that_finished_before_its_process_was_killed_is_not_called_skipped(tmp_path):
+    shown = []
+    progress = Progress(shown.append)
+    job = Job("run", None, tmp_path, {})
+    again = progress.end(job, Outcome("run", "failed", "lost"), "exit code -9")
+    progress.hear(Event("skipped", "run", message="finished before"))
+    assert progress.end(again, Outcome("run", "skipped", "finished before")) is None
+    assert progress.outcomes([job]) == [Outcome("run", "finished")]
+    (_, last) = shown
+    assert (last.kind, last.message) == ("finished", "before its process was killed")
+
+
 def test_workers_import_what_the_parent_imported(tmp_path):
     """Started beside a folder `gradproj` that is another one, as in a clone of the repository."""
     (tmp_path / "gradproj").mkdir()
