@@ -113,11 +113,10 @@ class Learner:
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Train on one batch."""
         x, y = batch
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model, self.augmented(x), y, self.mask(task))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        return Step(loss.detach())
+        return self.descend(self.loss(self.model, self.augmented(x), y, self.mask(task)))
+
+    def adjust_gradients(self) -> None:
+        """Change the gradients of a step, in `.grad`, before the optimizer uses them."""
 
     def end_task(self, task: Task) -> None:
         """Finish a task, before it is evaluated."""
@@ -187,6 +186,15 @@ class Learner:
     def loss(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """Return the mean cross-entropy with a mask for the batch, or one per sample."""
         return functional.cross_entropy(model(x) + mask, y)
+
+    def descend(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> Step:
+        """Make one step of `self.optimizer`, or of another one."""
+        optimizer = self.optimizer if optimizer is None else optimizer
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.adjust_gradients()
+        optimizer.step()
+        return Step(loss.detach())
 
     def augmented(self, x: Tensor) -> Tensor:
         """Return the images with the random augmentation of the configuration."""

@@ -78,11 +78,8 @@ class Independent(Learner):
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Train the task's own network."""
         x, y = batch
-        self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.network(task)(x), y - task.outputs.start)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        return Step(loss.detach())
+        logits = self.network(task)(x)
+        return self.descend(nn.functional.cross_entropy(logits, y - task.outputs.start))
 
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
         """Predict with the network of the task."""

@@ -51,8 +51,5 @@ class Joint(Learner):
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Step on a mixed batch, each sample scored among its own task's outputs."""
         x, y, numbers = batch
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model, self.augmented(x), y, self.mask_rows(numbers))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        return Step(loss.detach())
+        masks = self.mask_rows(numbers)
+        return self.descend(self.loss(self.model, self.augmented(x), y, masks))

@@ -69,11 +69,8 @@ class Multimodel(Learner):
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Train the private and the shared layers."""
         x, y = batch
-        self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.logits(x, task) + self.mask(task), y)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        return Step(loss.detach())
+        logits = self.logits(x, task) + self.mask(task)
+        return self.descend(nn.functional.cross_entropy(logits, y))
 
     def predict(self, x: Tensor, task: Task | None) -> Tensor:
         """Predict through the task's input layer."""

@@ -52,18 +52,18 @@ class BLD(IncrementalLearner):
         """Record the outputs, warm up the new ones, then train on both losses."""
         x, y = self.augmented(batch[0]), batch[1] - task.outputs.start
         if not self.old:
-            return self.descend(self._new_loss(self.model(x), y), self.optimizer)
+            return self.descend(self._new_loss(self.model(x), y))
         with torch.no_grad():
             recorded = self.model(x)[:, : self.old]
         for _ in range(self.options.warm_up):
             with torch.no_grad():
                 features = self.network.features(x)
-            self.descend(self._new_loss(self.network.head(features), y), self.optimizer)
+            self.descend(self._new_loss(self.network.head(features), y))
         for _ in range(self.options.steps):
             logits = self.model(x)
             kept = distil(recorded, logits[:, : self.old])
             loss = self._new_loss(logits, y) + self.options.penalty * kept
-            step = self.descend(loss, self.optimizer)
+            step = self.descend(loss)
         return step
 
     def _new_loss(self, logits: Tensor, y: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class EEIL(IncrementalLearner):
         found: Tensor = self.graduate(x)
         return found
 
-    def disturb(self) -> None:
+    def adjust_gradients(self) -> None:
         """Add the noise of the epoch to the gradients."""
         if not self.options.noise:
             return

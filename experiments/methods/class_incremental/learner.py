@@ -107,7 +107,7 @@ class IncrementalLearner(Learner):
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Step on the method's loss."""
         x, *rest = batch
-        return self.descend(self.objective(task, self.augmented(x), *rest), self.optimizer)
+        return self.descend(self.objective(task, self.augmented(x), *rest))
 
     def end_task(self, task: Task) -> None:
         """Choose the exemplars of the new classes, then make the model the teacher."""
@@ -146,14 +146,3 @@ class IncrementalLearner(Learner):
         initial = self.build_model()
         assert isinstance(initial, Network)
         renew(self.network.head, initial.head, task.outputs)
-
-    def disturb(self) -> None:
-        """Change the gradients before a step. The default does nothing."""
-
-    def descend(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> Step:
-        """Make one step of an optimizer."""
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.disturb()
-        optimizer.step()
-        return Step(loss.detach())

@@ -151,7 +151,7 @@ class MUC(IncrementalLearner):
         drawn = torch.randint(len(self.pool), (len(x),), generator=self.generator)
         others = self.augmented(self.pool[drawn].to(x.device))
         loss = self.side_objective(task, self.augmented(x), y, others)
-        return self.descend(loss, self.optimizer)
+        return self.descend(loss)
 
     def side_objective(self, task: Task, x: Tensor, y: Tensor, others: Tensor) -> Tensor:
         """Σ_k CE_k on labelled images − Σ_{k<l} mean |p_k − p_l| on outside ones."""

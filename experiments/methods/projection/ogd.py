@@ -10,7 +10,7 @@ from torch import Tensor
 import gradproj as gp
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.learner import Learner
-from gradproj.experiments.methods.setup import Setup, Step
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.methods.vectors import flat_gradient, flat_weights, set_gradient
 from gradproj.experiments.streams import Task
 
@@ -48,16 +48,10 @@ class OGD(Learner):
         super().__init__(setup)
         self.basis = flat_weights(self.model).new_zeros((0, flat_weights(self.model).numel()))
 
-    def observe(self, task: Task, *batch: Tensor) -> Step:
-        """Step along the part of the gradient that is orthogonal to the basis."""
-        x, y = batch
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model, x, y, self.mask(task))
-        loss.backward()  # type: ignore[no-untyped-call]
+    def adjust_gradients(self) -> None:
+        """Keep the part of the gradient that is orthogonal to the basis."""
         if len(self.basis):
             set_gradient(self.model, self._orthogonal(flat_gradient(self.model)))
-        self.optimizer.step()
-        return Step(loss.detach())
 
     def end_task(self, task: Task) -> None:
         """Add the directions of some samples of the task to the basis."""

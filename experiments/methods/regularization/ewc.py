@@ -73,16 +73,15 @@ class EWC(Learner):
         self.first = []
 
     def observe(self, task: Task, *batch: Tensor) -> Step:
-        """Step on the new loss and the penalty."""
-        x, y = batch
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model, x, y, self.mask(task))
-        loss.backward()  # type: ignore[no-untyped-call]
+        """Step on the new loss and the penalty, and keep the first samples."""
+        step = super().observe(task, *batch)
+        self._remember(*batch)
+        return step
+
+    def adjust_gradients(self) -> None:
+        """Add the gradient of the penalty."""
         pull = self.weight * flat_weights(self.model) - self.centre
         set_gradient(self.model, flat_gradient(self.model) + 2 * self.options.penalty * pull)
-        self.optimizer.step()
-        self._remember(x, y)
-        return Step(loss.detach())
 
     def _remember(self, x: Tensor, y: Tensor) -> None:
         missing = self.options.samples - (len(self.first[1]) if self.first else 0)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from gradproj.experiments.common.schema import ranged
 from gradproj.experiments.methods.learner import Learner
-from gradproj.experiments.methods.setup import Setup, Step
+from gradproj.experiments.methods.setup import Setup
 from gradproj.experiments.methods.vectors import flat_gradient, flat_weights, set_gradient
 from gradproj.experiments.streams import Task
 
@@ -53,16 +52,10 @@ class MAS(Learner):
         self.anchor = flat_weights(self.model)
         self.importance = torch.zeros_like(self.anchor)
 
-    def observe(self, task: Task, *batch: Tensor) -> Step:
-        """Step on the new loss and the penalty."""
-        x, y = batch
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model, x, y, self.mask(task))
-        loss.backward()  # type: ignore[no-untyped-call]
+    def adjust_gradients(self) -> None:
+        """Add the gradient of the penalty."""
         pull = self.importance * (flat_weights(self.model) - self.anchor)
         set_gradient(self.model, flat_gradient(self.model) + self.options.penalty * pull)
-        self.optimizer.step()
-        return Step(loss.detach())
 
     def end_task(self, task: Task) -> None:
         """Add the task's importance: the mean of the absolute gradients, sample by sample."""

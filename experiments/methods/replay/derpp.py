@@ -67,15 +67,13 @@ class DERpp(Learner):
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Step on the three losses, then offer the batch with its outputs to the memory."""
         x, y = batch
-        self.optimizer.zero_grad()
         outputs = self.model(self.augmented(x))
         loss = functional.cross_entropy(outputs + self.mask(task), y)
         if len(self.memory):
             loss = loss + self._replayed()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        step = self.descend(loss)
         self.memory.add(0, x, y, torch.full_like(y, task.index), outputs.detach())
-        return Step(loss.detach())
+        return step
 
     def _replayed(self) -> Tensor:
         options = self.options

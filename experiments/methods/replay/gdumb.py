@@ -126,14 +126,13 @@ class GDumb(Learner):
                 self.offer(image, label, task.index)
             return Step(torch.zeros(()))
         x, y, numbers = batch
-        self.optimizer.zero_grad()
         masks = self.mask_rows(numbers) if self.options.masked else self._seen_outputs()
-        loss = self._augmented_loss(x, y, masks)
-        loss.backward()  # type: ignore[no-untyped-call]
+        return self.descend(self._augmented_loss(x, y, masks))
+
+    def adjust_gradients(self) -> None:
+        """Clip the gradient."""
         if self.options.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
-        self.optimizer.step()
-        return Step(loss.detach())
 
     def offer(self, image: Tensor, label: int, number: int) -> None:
         """Store a sample if its class has less than its share; a full memory makes room for it.

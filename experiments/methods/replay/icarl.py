@@ -67,13 +67,10 @@ class ICaRL(Learner):
     def observe(self, task: Task, *batch: Tensor) -> Step:
         """Step on the new batch and on the exemplars of the old tasks."""
         x, y = batch
-        self.optimizer.zero_grad()
         loss = self.loss(self.model, x, y, self.mask(task))
         for old in self.stream.tasks[: task.index]:
             loss = loss + self.options.penalty * self._distilled(old)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        return Step(loss.detach())
+        return self.descend(loss)
 
     def end_task(self, task: Task) -> None:
         """Choose the exemplars of the new classes, then measure all of them."""

@@ -72,10 +72,8 @@ class TinyER(Learner):
         if len(self.memory):
             old = self.memory.sample(0, self.options.batch)
             together = [torch.cat(pair) for pair in zip(together, old, strict=True)]
-        self.optimizer.zero_grad()
         images, labels, tasks = together
         loss = self.loss(self.model, self.augmented(images), labels, self.mask_rows(tasks))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        step = self.descend(loss)
         self.memory.add(0, x, y, numbers)
-        return Step(loss.detach())
+        return step
