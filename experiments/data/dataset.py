@@ -64,6 +64,12 @@ class Dataset:
                     f"{part}_y has labels from {int(y.min())} to {int(y.max())}; "
                     f"classes={self.classes} needs labels from 0 to {self.classes - 1}"
                 )
+        unseen = set(self.test_y.unique().tolist()) - set(self.train_y.unique().tolist())
+        if len(self.train_y) and unseen:
+            raise ValueError(
+                f"test_y has images of class {min(unseen)}, but train_y has none; divide the "
+                "images of each class among both, as gradproj.experiments.make_dataset does"
+            )
         if self.train_x.shape[1:] != self.test_x.shape[1:]:
             raise ValueError(
                 f"test_x has images of shape {tuple(self.test_x.shape[1:])}, but train_x has "

@@ -40,12 +40,27 @@ def test_the_page_has_a_method_a_data_set_a_benchmark_and_a_figure():
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[-1])
-def test_a_command_of_the_page_does_what_it_says(command, folder):
+def test_a_command_of_the_page_does_what_it_says(command, folder, capsys):
     assert cli.main(command) == 0
     assert len(accuracies(folder)) == (2 if command[0] == "figure" else 1)
+    # Guessing one of ten classes, or one of two, would give 0.1 and 0.5.
+    assert min(accuracies(folder)) > (0.9 if "own_benchmarks:striped" in command else 0.4)
+    assert "was not learned" not in capsys.readouterr().out
     if command[0] == "figure":
         (picture,) = folder.glob("own_figures-rates-*.png")
         assert "| 0.03 |" in picture.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_the_accuracies_on_the_page_are_those_of_its_command(folder):
+    with_pull, without = re.findall(r"ACC (?:is )?(\d+\.\d)", TEXT)
+    command = COMMANDS[0]
+    assert cli.main(command) == 0
+    assert cli.main([*command[:-2], "options.decay=0", *command[-1:], "--out", "without"]) == 0
+    ((found,), (other,)) = accuracies(folder / "runs"), accuracies(folder / "without")
+    # Other processors round differently.
+    assert 100 * found == pytest.approx(float(with_pull), abs=3)
+    assert 100 * other == pytest.approx(float(without), abs=3)
+    assert found > other
 
 
 def test_the_other_method_of_the_page_runs_too(folder):

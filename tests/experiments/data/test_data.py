@@ -163,6 +163,7 @@ def test_unknown_names():
         ({"train_y": torch.tensor([0])}, "train_y .* one int64 label for each of the 2 images"),
         ({"train_y": torch.tensor([0, 5])}, "train_y has labels from 0 to 5; classes=2"),
         ({"test_x": torch.zeros(2, 1, 3, 3, dtype=torch.uint8)}, "test_x has images of shape"),
+        ({"train_y": torch.tensor([0, 0])}, "test_y has images of class 1, but train_y has none"),
     ],
 )
 def test_a_data_set_is_checked(change, message):

@@ -103,3 +103,21 @@ def test_a_sealed_file_that_is_not_a_checkpoint_is_refused(tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(sealed)
     with pytest.raises(RunError, match=r"is not a checkpoint of a run \(a list\); --force starts"):
         Checkpoints(tmp_path).load(lambda _: "")
+
+
+class Payload:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return exec, ("open('was-run', 'w').close()",)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = io.BytesIO()
+    torch.save({"learner": Payload()}, content)
+    sealed = seal(KIND, content.getvalue()) + content.getvalue()
+    (tmp_path / "checkpoint.pt").write_bytes(sealed)
+    with pytest.raises(RunError, match=r"checkpoint\.pt cannot be read \(UnpicklingError\)"):
+        Checkpoints(tmp_path).load(lambda _: "")
+    assert not (tmp_path / "was-run").exists()
