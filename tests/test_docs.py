@@ -122,6 +122,34 @@ def test_the_programs_of_a_page_print_what_it_says(name, capsys):
         assert printed == output
 
 
+def test_the_commands_inside_texts_can_be_read_and_name_what_exists():
+    """Commands in sentences, tables and blocks that no test runs."""
+    commands = pytest.importorskip("gradproj.experiments.cli.commands", reason="no experiments")
+    from gradproj.experiments.runs.presets import find, match
+
+    # The changelog also names single options, and those of earlier versions.
+    files = {*PAGES, *ROOT.glob("*.md")} - {ROOT / "CHANGELOG.md"}
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    found = {line for text in texts for line in re.findall(r"`(gradproj [^`…]*)`", text)}
+    found |= {
+        line
+        for path in PAGES
+        for block in blocks(path, "text")
+        for line in block.splitlines()
+        if line.startswith("gradproj ")
+    }
+    assert len(found) > 15
+    for line in found:
+        # Some name a command, or its options alone, and not what it is applied to.
+        if re.search(r"[A-Z]{3,}|^gradproj( [a-z]+)?$", line):
+            continue
+        args = commands.parse(shlex.split(line)[1:])
+        if args.command == "list":
+            assert args.execute(args) == 0, line
+        for name in getattr(args, "presets", []):
+            assert all(find(preset) for preset in match(name)), line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name in NAMED if blocks(ROOT / name, "sh") and name != "docs/extending.md"]

@@ -62,6 +62,11 @@ class _Parser(argparse.ArgumentParser):
             message = f"{argument}: {word!r} is not known; {_cure(word, known)}"
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
+    def options(self) -> list[str]:
+        """Return the options, without those that the help does not show."""
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        return [flag for action in shown for flag in action.option_strings if flag[:2] == "--"]
+
 
 def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     """Make the parser of the command line, with the arguments of the `chosen` commands.
@@ -89,7 +94,7 @@ def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
                     2, f"gradproj: {error}; install it with pip install 'gradproj[experiments]'\n"
                 )
             module.configure(command)
-            command.set_defaults(execute=module.execute)
+            command.set_defaults(execute=module.execute, parser=command)
     return parser
 
 
@@ -102,11 +107,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv and argv[0].startswith("-") and argv[0] not in options:
         parser.error(f"argument {argv[0]!r} is not known; {_cure(argv[0], options)}")
     args, unknown = parser.parse_known_args(argv)
+    parser = vars(args).pop("parser", parser)
+    for word in unknown:
+        if word.startswith("-"):
+            parser.error(f"argument {word!r} is not known; {_cure(word, parser.options())}")
     if unknown:
-        word = next((each for each in unknown if each.startswith("-")), unknown[0])
-        hidden = ("command", "execute", "engine")
-        known = [f"--{name.replace('_', '-')}" for name in vars(args) if name not in hidden]
-        parser.error(f"argument {word!r} is not known; {_cure(word, known)}")
+        parser.error(f"{unknown[0]!r} is one argument too many; leave it out")
     return args
 
 

@@ -41,8 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"what counts as one layer: {', '.join(get_args(LayerNames))}",
     )
-    parser.add_argument("--tasks", type=whole_number(1), metavar="N",
-                        help="use the first N tasks (default: all)")  # fmt: skip
+    parser.add_argument("--tasks", type=whole_number(3), metavar="N",
+                        help="use the first N tasks, at least 3 (default: all)")  # fmt: skip
     parser.add_argument("--steps", type=whole_number(0), default=50, metavar="N",
                         help="training steps per old task")  # fmt: skip
     parser.add_argument("--moments", type=whole_number(1), default=20, metavar="N",

@@ -80,7 +80,9 @@ def _details(pattern: str) -> list[str]:
     else:
         parts += [_describe_preset(name) for name in found]
     if not parts:
-        raise ValueError(nearest(pattern, [*_families(), *_methods(), *networks, *known], "name"))
+        raise ValueError(
+            nearest(pattern, [*KINDS, *_families(), *_methods(), *networks, *known], "name")
+        )
     return [line for part in parts for line in (*part, "")][:-1]
 
 

@@ -33,7 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "presets",
         nargs="*",
         metavar="PRESET",
-        help="configurations such as permuted-digits/ours; gradproj list shows all",
+        help="configurations such as permuted-digits/ours, or patterns such as "
+        "'split-digits/gem*'; gradproj list shows all",
     )
     parser.add_argument(
         "--benchmark",

@@ -70,7 +70,7 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     "key 'epoch' is not known; did you mean 'epochs'?"
     """
     choices = sorted(known)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     if close:
         cure = f"did you mean '{close[0]}'?"
     elif len(choices) > MANY:
@@ -95,7 +95,9 @@ def lookup(
     gradproj.experiments.common.errors.ConfigError: method 'gme' is not known; did you mean 'gem'?
     """
     if name not in known:
-        raise ConfigError(" ".join([nearest(name, [*known, *also], what), hint]).rstrip())
+        message = nearest(name, [*known, *also], what)
+        end = "" if message.endswith("?") or not hint else "."
+        raise ConfigError(f"{message}{end} {hint}".rstrip())
     return known[name]
 
 

@@ -52,7 +52,8 @@ def make_jobs(
     changes = parse_changes(overrides)
     suffix = "".join(f",{pair.replace('/', '_')}" for pair in sorted(overrides))
     jobs = []
-    for name in dict.fromkeys(names or [f"{benchmark}/{method}"]):
+    found = [preset for name in names for preset in presets.match(name)]
+    for name in dict.fromkeys(found or [f"{benchmark}/{method}"]):
         for seed in dict.fromkeys(seeds):
             values = merge(changes, {"seed": seed})
             if benchmark and method:

@@ -271,6 +271,18 @@ def test_controls_run_from_the_command_line(tmp_path):
     assert control_of(first, [first, second]) is second
 
 
+def test_patterns_stand_for_all_presets_that_match():
+    jobs = make_jobs(["class-digits/ours*", "class-digits/ours"], arguments={})
+    assert [job.config.preset for job in jobs] == [
+        "class-digits/ours",
+        "class-digits/ours-printed",
+    ]
+    with pytest.raises(ConfigError, match=r"no preset matches 'split-\*/nothing'"):
+        make_jobs(["split-*/nothing"], arguments={})
+    with pytest.raises(ConfigError, match=r"'split-digits' is a benchmark .* 'split-digits/ours'"):
+        make_jobs(["split-digits"], arguments={})
+
+
 def test_the_demo_prints_a_table_and_saves_a_figure(tmp_path, capsys):
     from gradproj.experiments.cli.demo import run_demo
 

@@ -51,12 +51,13 @@ def test_every_argument_is_explained_with_its_default(command):
         ([], "gradproj: the following arguments are required: COMMAND (see gradproj --help)"),
         (
             ["run", "--sedes", "1"],
-            "gradproj: argument '--sedes' is not known; did you mean --seeds?",
+            "gradproj run: argument '--sedes' is not known; did you mean --seeds? (see",
         ),
         (
             ["demo", "here"],
-            "gradproj: argument 'here' is not known; use one of --out, --seeds",
+            "gradproj demo: 'here' is one argument too many; leave it out",
         ),
+        (["list", "--all"], "gradproj list: argument '--all' is not known; use one of --help"),
         (["--versoin"], "gradproj: argument '--versoin' is not known; did you mean --version?"),
         (["data", "lst"], "gradproj data: argument action: 'lst' is not known; did you mean list?"),
         (
