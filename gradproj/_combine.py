@@ -13,6 +13,7 @@ from gradproj._arrays import (
     Array,
     HostArray,
     SameArray,
+    as_numbers,
     computing,
     device,
     enter,
@@ -78,7 +79,7 @@ def combine(
     >>> gp.combine(np.asarray([1.0, 0.0]), np.asarray([[0.0, 2.0], [-1.0, 1.0]]), [0.0, 0.5])
     array([0.5, 0.5])
     """
-    coefficients = np.asarray(c, dtype=np.float64)
+    coefficients, factor = as_numbers("c", c), as_numbers("scale", scale)
     with computing(g):
         pair = enter({"g": g, "G": G})
         T = pair.arrays[1].shape[0]
@@ -86,13 +87,13 @@ def combine(
             raise ValueError(
                 f"c has shape {coefficients.shape}: expected one coefficient per row of G, ({T},)"
             )
-        if not (np.isfinite(coefficients).all() and np.isfinite(scale)):
+        if not (np.isfinite(coefficients).all() and np.isfinite(factor).all()):
             raise NotFiniteError(
                 "c or scale contains NaN or infinity: check the inner products that it comes from"
             )
         where = None if out is None else enter({"g": g, "out": out}).arrays[1]
         new, old = pair.arrays
-        w = combined(pair.xp, new, old, coefficients, float(scale), precise, where)
+        w = combined(pair.xp, new, old, coefficients, float(factor), precise, where)
         check_overflow(pair.xp, [w])
         return _left(pair.leave, w, where, out)
 
@@ -139,6 +140,11 @@ def combine_layers(
     [array([0.5, 0.5]), array([3.])]
     """
     g, G = list(g), list(G)
+    if not isinstance(solution, Solution):
+        raise TypeError(
+            f"solution is a {type(solution).__name__}: pass a gp.Solution, for example "
+            "gp.GEM().solve(gp.measure_layers(g, G))"
+        )
     targets: list[Any] = [None] * len(g) if out is None else list(out)
     with computing(g[0] if g else None):
         layers, labels = enter_layers(g, G)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradproj._arrays import HostArray
+from gradproj._arrays import HostArray, as_numbers
 from gradproj._errors import NotFiniteError
 
 # Accuracy of the inner products, relative to the lengths of the two gradients. Measured on float32
@@ -63,7 +63,7 @@ class Products:
     tolerance: HostArray = TOLERANCE_64  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        C, h = np.asarray(self.C, dtype=np.float64), np.asarray(self.h, dtype=np.float64)
+        C, h = as_numbers("C", self.C), as_numbers("h", self.h)
         if h.ndim not in (1, 2) or C.shape != (*h.shape, h.shape[-1]):
             raise ValueError(
                 f"C has shape {C.shape} and h has shape {h.shape}: expected (T, T) and (T,), or "
@@ -109,7 +109,7 @@ class Products:
 
 def _per_layer(name: str, value: npt.ArrayLike, h: HostArray) -> HostArray:
     """Return one number per layer."""
-    found = np.asarray(value, dtype=np.float64)
+    found = as_numbers(name, value)
     if found.shape == h.shape[:-1]:
         return found
     if found.shape != ():

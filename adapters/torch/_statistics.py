@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from gradproj.adapters.torch import _arguments
+
 
 @contextmanager
 def keep_running_statistics(model: nn.Module) -> Iterator[None]:
@@ -26,6 +28,7 @@ def keep_running_statistics(model: nn.Module) -> Iterator[None]:
     >>> model.running_mean
     tensor([0., 0.])
     """
+    _arguments.model(model)
     saved = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()

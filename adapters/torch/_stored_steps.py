@@ -172,6 +172,9 @@ class StoredSteps:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a :meth:`state_dict`."""
         mine = {name: list(members) for name, members in self.layers.items()}
+        missing = [name for name in ("layers", "method") if name not in state]
+        if missing:
+            raise ValueError(f"state has no {missing}: pass the state_dict() of a Projector")
         if state["layers"] != mine:
             raise ValueError(
                 f"state has layers {state['layers']} and the projector {mine}; build the model "

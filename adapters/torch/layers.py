@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import nn
 
+from gradproj.adapters.torch import _arguments
+
 LayerName = Literal["module", "tensor", "child", "all"]
 Layers = LayerName | Callable[[str], Hashable] | Sequence[Sequence[str]]
 
@@ -43,6 +45,7 @@ def group_parameters(model: nn.Module, layers: Layers) -> dict[str, tuple[str, .
     >>> group_parameters(net, "module")
     {'0': ('0.weight', '0.bias'), '2': ('2.weight', '2.bias')}
     """
+    _arguments.model(model)
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if isinstance(layers, str) or not (callable(layers) or isinstance(layers, Iterable)):
         if layers not in NAMED:

@@ -30,6 +30,13 @@ def herd(features: Tensor, count: int | None = None) -> Tensor:
     >>> herd(torch.tensor([[0.0], [4.0], [5.0]])).tolist()
     [1, 0, 2]
     """
+    if not (isinstance(features, Tensor) and features.ndim == 2 and features.is_floating_point()):
+        found = (
+            f"{features.dtype} of shape {tuple(features.shape)}"
+            if isinstance(features, Tensor)
+            else f"a {type(features).__name__}"
+        )
+        raise TypeError(f"features is {found}: expected a floating-point tensor of shape (n, F)")
     mean = features.mean(0)
     total = torch.zeros_like(mean)
     left = torch.ones(len(features), dtype=torch.bool, device=features.device)

@@ -2,6 +2,7 @@
 
 from gradproj._arrays.checks import check_alike, check_array
 from gradproj._arrays.conversion import (
+    as_numbers,
     from_host,
     narrowed,
     overflow,
@@ -27,6 +28,7 @@ __all__ = [
     "Entered",
     "HostArray",
     "SameArray",
+    "as_numbers",
     "bits",
     "check_alike",
     "check_array",

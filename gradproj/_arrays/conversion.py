@@ -34,6 +34,16 @@ def overflow(dtype: Any) -> NotFiniteError:
     )
 
 
+def as_numbers(name: str, values: Any) -> HostArray:
+    """Return numbers in any form as a float64 array on the host; raise TypeError for others."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} is a {type(values).__name__}: expected numbers ({error})"
+        ) from None
+
+
 def to_host(x: Array) -> HostArray:
     """Copy a T-sized array to the host as float64.
 

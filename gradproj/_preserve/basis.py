@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradproj._arrays import Array, computing, namespace, to_host
-from gradproj._preserve.checks import check_finite, check_matrix, check_orthonormal, check_place
+from gradproj._preserve.checks import (
+    check_finite,
+    check_matrix,
+    check_orthonormal,
+    check_place,
+    within,
+)
 from gradproj._preserve.low_rank import LowRankMoments, check_low_rank, leading, wide_parts
 from gradproj._preserve.matrices import (
     at_least_float32,
@@ -226,7 +232,7 @@ def _importance(before: Array, sizes: Array, scale: float | None) -> Array:
 
 
 def _check_options(share: float, scale: float | None) -> None:
-    if not 0 <= share <= 1:
+    if not within(share, 0, 1):
         raise ValueError(f"share={share!r} is invalid: expected a number in [0, 1]")
-    if scale is not None and not 0 <= scale < math.inf:
+    if scale is not None and not (within(scale, 0, math.inf) and scale < math.inf):
         raise ValueError(f"scale={scale!r} is invalid: expected a finite number >= 0 or None")

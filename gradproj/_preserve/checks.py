@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from gradproj._arrays import Array, check_array, device, library, namespace
@@ -86,9 +87,17 @@ def check_same_layer(name: str, a: Array, other: str, like: Array) -> None:
         )
 
 
+def within(value: object, low: float, high: float) -> bool:
+    """Whether a value is a number from `low` to `high`; NaN is not."""
+    try:
+        return bool(low <= value <= high)  # type: ignore[operator]
+    except (TypeError, ValueError):
+        return False
+
+
 def check_strength(strength: float) -> None:
     """Raise unless λ is a number >= 0 or infinity."""
-    if not strength >= 0:  # also for NaN
+    if not within(strength, 0, math.inf):
         raise ValueError(f"strength={strength!r} is invalid: expected a number >= 0 or math.inf")
 
 

@@ -439,3 +439,31 @@ def test_arrays_that_are_not_dense_or_have_no_values(monkeypatch, library, name,
     monkeypatch.setitem(sys.modules, library, module)
     with pytest.raises(TypeError, match=message):
         gp.project(getattr(module, name)(), np.ones((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gp.combine(g, G, "ab"), "c is a str: expected numbers"),
+        (lambda: gp.combine(g, G, [1, 1], scale="x"), "scale is a str: expected numbers"),
+        (lambda: gp.combine_layers([g], [G], [1, 1]), r"solution is a list: pass a gp\.Solution"),
+        (lambda: gp.Products(C=[["a"]], h=[1.0]), "C is a list: expected numbers"),
+        (lambda: gp.Products(C=[[1.0]], h=[1.0], square="a"), "square is a str: expected numbers"),
+    ],
+)
+def test_values_that_are_not_numbers(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gp.preserve(G, np.eye(3), strength="a"), "strength='a' is invalid: expected a"),
+        (lambda: gp.input_basis(np.eye(3), share=None), "share=None is invalid: expected a"),
+        (lambda: gp.input_basis(np.eye(3), share=0.5, scale="a"), "scale='a' is invalid: expected"),
+    ],
+)
+def test_settings_of_the_wrong_type(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -7,7 +7,13 @@ from torch.nn.functional import cross_entropy
 from torch_reference import mlp
 
 import gradproj as gp
-from gradproj.adapters.torch import Projector, project_gradients
+from gradproj.adapters.torch import (
+    Projector,
+    group_parameters,
+    herd,
+    keep_running_statistics,
+    project_gradients,
+)
 
 METHODS = [gp.Decomposed(), gp.GEM(), gp.AGEM()]
 
@@ -263,6 +269,24 @@ def test_a_model_that_is_not_a_module_is_refused():
         Projector(mlp(2, 2).parameters())
     with pytest.raises(TypeError, match=r"model is the class Linear; pass the torch.nn.Module"):
         Projector(nn.Linear)
+
+
+def test_functions_name_the_argument_of_a_wrong_type():
+    with pytest.raises(TypeError, match=r"model is a list; pass the torch\.nn\.Module"):
+        group_parameters([nn.Linear(1, 1)], "module")
+    with (
+        pytest.raises(TypeError, match=r"model is a int; pass the torch\.nn\.Module"),
+        keep_running_statistics(1),
+    ):
+        pass
+    with pytest.raises(TypeError, match=r"features is a list: expected a floating-point tensor"):
+        herd([[0.0]])
+    with pytest.raises(TypeError, match=r"features is torch\.float32 of shape \(3,\): expected"):
+        herd(torch.ones(3))
+    with pytest.raises(
+        ValueError, match=r"state has no \['layers', 'method'\]: pass the state_dict"
+    ):
+        Projector(nn.Linear(1, 1)).load_state_dict({})
 
 
 def test_a_loss_that_is_not_a_function_is_refused():
