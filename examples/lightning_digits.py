@@ -1,13 +1,14 @@
 """Train on three permutations of handwritten digits in sequence, with PyTorch Lightning.
 
     pip install gradproj[lightning] scikit-learn
-    python examples/lightning_digits.py
+    python examples/lightning_digits.py 0  # the seed
 
 Each task shows the digits with the pixels in another order. The table has the accuracy on held-out
 digits of each task after the last one, for a plain Trainer and for the two callbacks.
 """
 
 import logging
+import sys
 import tempfile
 import warnings
 
@@ -92,4 +93,4 @@ def main(seed=0, epochs=5):
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -188,3 +188,38 @@ def test_the_recipe_of_accelerate_equals_a_plain_loop(tmp_path, monkeypatch):
     found = names["projector"].model.parameters()
     for one, expected in zip(found, projected.parameters(), strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_manual_recipe_of_lightning_equals_a_plain_loop(tmp_path, monkeypatch):
+    need("lightning")
+    import copy
+
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from gradproj.adapters.torch import EpisodicMemory, Projector
+
+    monkeypatch.chdir(tmp_path)
+    names = run_page("lightning")
+    module, loaders = names["Manual"](), names["loaders"]
+    body = copy.deepcopy(module.body)
+    optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
+    projector, memory = Projector(body), EpisodicMemory(per_task=32)
+
+    def old(task):
+        x, y = memory.sample(task, 16)
+        cross_entropy(body(x), y).backward()
+
+    for task, loader in enumerate(loaders):
+        with warnings.catch_warnings(action="ignore"):
+            names["Trainer"](**names["options"]).fit(module, loader)
+        module.memory.add(task, *loader.dataset.tensors)
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(body(x), y).backward()
+            projector.project([lambda t=t: old(t) for t in memory.tasks])
+            optimizer.step()
+        memory.add(task, *loader.dataset.tensors)
+    assert projector.last.corrected.any()
+    for found, expected in zip(module.body.parameters(), body.parameters(), strict=True):
+        assert torch.equal(found, expected)
