@@ -68,14 +68,14 @@ class GEM(Method):
         if self.ridge:
             C, length = C + self.ridge * np.eye(T), np.sqrt(length**2 + self.ridge)
         strength = float(self.strength) / (max(T, 1) if self.replay == "mean" else 1)
-        corrected: npt.NDArray[np.bool_] = np.any(h < 0, axis=1)
+        corrected: npt.NDArray[np.bool_] = (h < 0).any(1)
         v = np.zeros(h.shape)
         for layer in np.flatnonzero(corrected):
             # Unit rows make the problem independent of the tasks' scales. A task whose gradient is
             # zero constrains nothing.
             some = length[layer] > 0
             unit = length[layer, some]
-            A = C[layer][np.ix_(some, some)] / unit / unit[:, None]
+            A = C[layer][some][:, some] / unit / unit[:, None]
             q = h[layer, some] / unit + strength * (A @ unit)
             v[layer, some] = nonnegative_quadratic(A, q, products.tolerance[layer]) / unit
         active = (v > 0).sum(1)

@@ -1,6 +1,7 @@
 """Inner products: their accuracy, their sums over shards, and the tolerance they report."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -61,23 +62,40 @@ for asarray in np.asarray, array_api_strict.asarray:
 """
 
 
-@pytest.mark.numpy_only
-@pytest.mark.parametrize("processor", ["Nehalem", "Haswell"])
-def test_the_tolerance_holds_with_the_kernels_of_older_processors(processor):
-    # OpenBLAS adds up a dot product in 4 or 8 partial sums there, and in 16 or more elsewhere.
+def run_with_kernels(processor, code):
+    """Run a program with OpenBLAS's kernels for a processor and return what it prints."""
+    path = str(Path(gp.__file__).parent.parent)
     found = subprocess.run(
-        [sys.executable, "-c", CONSTANT],
-        env=os.environ
-        | {"OPENBLAS_CORETYPE": processor, "PYTHONPATH": str(Path(gp.__file__).parent.parent)},
+        [sys.executable, "-c", code],
+        env=os.environ | {"OPENBLAS_CORETYPE": processor, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     assert found.returncode == 0, found.stderr
+    return found.stdout.strip()
+
+
+@pytest.mark.numpy_only
+@pytest.mark.parametrize("processor", ["Nehalem", "Haswell"])
+def test_the_tolerance_holds_with_the_kernels_of_older_processors(processor):
+    # OpenBLAS adds up a dot product in 4 or 8 partial sums there, and in 16 or more elsewhere.
+    run_with_kernels(processor, CONSTANT)
+
+
+@pytest.mark.numpy_only
+def test_rows_are_grouped_as_the_kernels_of_the_processor_need():
+    code = "from gradproj import _blocks as b; print(b.blas_kernels(), b._GROUP)"
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    if blas != "scipy-openblas" or platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip(f"this NumPy has {blas}, which may not have these kernels")
+    assert run_with_kernels("Haswell", code) == "Haswell 24"
+    # The second without AVX-512.
+    assert run_with_kernels("SkylakeX", code) in ("SkylakeX 8", "Haswell 24")
 
 
 def test_products_are_symmetric_to_the_last_bit():
-    for T in (3, 11, 12, 20, 41):
+    for T in (3, 11, 12, 20, 41, 60):
         C = gp.measure(np.ones(9000, "f4"), np.random.default_rng(0).random((T, 9000), "f4")).C
         assert np.array_equal(C, C.T)
 
