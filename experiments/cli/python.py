@@ -124,6 +124,20 @@ def _configure(
         preset is not None and (benchmark is not None or method is not None)
     ):
         raise ConfigError("pass a preset, or both benchmark and method")
+    if preset is not None and not isinstance(preset, str | RunConfig):
+        raise ConfigError(
+            f"preset is a {type(preset).__name__}; pass a name from `gradproj list`, such as "
+            "'permuted-digits/ours', or a RunConfig"
+        )
+    if benchmark is not None and not isinstance(benchmark, str | Stream):
+        raise ConfigError(
+            f"benchmark is a {type(benchmark).__name__}; pass a name from `gradproj list`, or a "
+            "Stream from gradproj.experiments.split, permuted or rotated"
+        )
+    if method is not None and not isinstance(method, str):
+        raise ConfigError(
+            f"method={method!r} is not a name; pass one from `gradproj list`, or 'module:class'"
+        )
     if isinstance(preset, RunConfig):
         if values:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -49,6 +50,10 @@ def collect_items(name: str, items: Any) -> tuple[Any, Any]:
 
 def read_numbers(name: str, x: Any) -> Array:
     """Return the samples as uint8 or floats; raise for anything that is not a finite number."""
+    if isinstance(x, str | Path):
+        raise TypeError(
+            f"{name} is a {type(x).__name__}; read the file first, for example with pandas.read_csv"
+        )
     if isinstance(x, Mapping) or hasattr(x, "toarray"):
         hint = "x.toarray()" if hasattr(x, "toarray") else "one array"
         raise TypeError(f"{name} is a {type(x).__name__}; pass {hint}")

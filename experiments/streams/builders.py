@@ -1,6 +1,7 @@
 """Streams made from one data set: permuted pixels, rotated images, split classes."""
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -38,10 +39,11 @@ def permuted(
     >>> x.shape, stream.tasks[2].outputs
     (torch.Size([100, 1, 8, 8]), slice(0, 10, None))
     """
+    _check(dataset, tasks=tasks, samples=samples, seed=seed)
     _, height, width = dataset.shape
     maps = [
         torch.from_numpy(_generator(seed, "pixels", t).permutation(height * width))
-        for t in range(_positive("tasks", tasks))
+        for t in range(tasks)
     ]
     return _shared_head(f"permuted-{dataset.name}", dataset, maps, samples, seed)
 
@@ -58,13 +60,14 @@ def rotated(dataset: Dataset, tasks: int = 20, samples: int | None = 1000, seed:
     >>> len(rotated(load("digits"), tasks=4, samples=50).tasks[0].test()[0])
     355
     """
+    _check(dataset, tasks=tasks, samples=samples, seed=seed)
     _, height, width = dataset.shape
     if height == 1:
         raise ValueError(
             f"dataset {dataset.name!r} has samples of shape {dataset.shape}, which cannot be "
             "rotated; use `permuted` or `split` for vectors"
         )
-    step = 180.0 / _positive("tasks", tasks)
+    step = 180.0 / tasks
     maps = [
         rotation_map(height, width, float(_generator(seed, "angle", t).uniform(t, t + 1) * step))
         for t in range(tasks)
@@ -112,6 +115,7 @@ def split(
     >>> stream.tasks[1].classes, stream.tasks[1].outputs
     ((2, 3), slice(2, 4, None))
     """
+    _check(dataset, tasks=tasks, samples=samples, seed=seed, first=first, classes=classes)
     if scenario not in ("task", "class", "domain"):
         raise ValueError(f"scenario={scenario!r} is not known; use 'task', 'class' or 'domain'")
     if scenario == "domain" and first is not None:
@@ -126,7 +130,7 @@ def split(
     position = torch.empty(dataset.classes, dtype=torch.int64)
     position[list(order)] = torch.arange(dataset.classes)
     train_output, test_output = position[dataset.train_y], position[dataset.test_y]
-    bounds = _bounds(used, _positive("tasks", tasks), first)
+    bounds = _bounds(used, tasks, first)
     made = []
     for t, (start, stop) in enumerate(bounds):
         train, test = _within(train_output, start, stop), _within(test_output, start, stop)
@@ -193,7 +197,7 @@ def _draw(available: int, samples: int, seed: int, task: int) -> torch.Tensor:
     if not 1 <= samples <= available:
         raise ValueError(
             f"samples={samples}: task {task} has {available} training images; "
-            f"use a number from 1 to {available}"
+            f"use a number from 1 to {available}, or None for all"
         )
     chosen = _generator(seed, "samples", task).choice(available, samples, replace=False)
     return torch.from_numpy(chosen.astype(np.int64))
@@ -207,7 +211,14 @@ def _generator(seed: int, purpose: str, task: int) -> Generator:
     return np.random.default_rng([seed, _PURPOSES[purpose], task])
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1")
-    return value
+def _check(dataset: Dataset, *, tasks: int, seed: int, **optional: int | None) -> None:
+    """Raise for a data set or a number of the wrong type, and for fewer tasks than one."""
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            f"dataset is a {type(dataset).__name__}; pass gradproj.experiments.make_dataset(x, y)"
+        )
+    for name, value in {"tasks": tasks, "seed": seed, **optional}.items():
+        if not isinstance(value, Integral) and (name not in optional or value is not None):
+            raise TypeError(f"{name}={value!r} is invalid: expected a whole number")
+    if tasks < 1:
+        raise ValueError(f"tasks={tasks} must be at least 1")

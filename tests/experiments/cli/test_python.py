@@ -74,6 +74,9 @@ def test_a_stream_of_own_data():
         (["permuted-digits/ours"], {"method": "gem"}, "pass a preset, or both benchmark and"),
         ([], {"method": "gem"}, "pass a preset, or both benchmark and method"),
         ([], {}, "pass a preset, or both benchmark and method"),
+        ([3], {}, "preset is a int; pass a name from `gradproj list`"),
+        ([], {"benchmark": [], "method": "gem"}, "benchmark is a list; pass a name .* or a Stream"),
+        ([], {"benchmark": "split-digits", "method": int}, "is not a name; pass one from"),
     ],
 )
 def test_wrong_arguments_are_explained(arguments, values, message):

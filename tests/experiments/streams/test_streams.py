@@ -248,3 +248,21 @@ def test_seeded_order_follows_the_seed():
 def test_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call(synthetic())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: split((d.train_x, d.train_y), 5), r"dataset is a tuple; pass .*make_dataset"),
+        (lambda d: permuted(d.train_x, 2), "dataset is a Tensor; pass"),
+        (lambda d: rotated([d]), "dataset is a list; pass"),
+        (lambda d: split(d, "2"), "tasks='2' is invalid: expected a whole number"),
+        (lambda d: split(d, 5, first=2.5), "first=2.5 is invalid"),
+        (lambda d: permuted(d, 2, seed="a"), "seed='a' is invalid"),
+        (lambda d: permuted(d, 2, samples=1.5), "samples=1.5 is invalid"),
+        (lambda d: permuted(d, None), "tasks=None is invalid"),
+    ],
+)
+def test_arguments_of_a_wrong_type(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(synthetic())
