@@ -44,6 +44,9 @@ class Preservation:
     matrix : array (..., in, in) or None
         The matrix M, or None if the operator is kept in another form: as a vector for diagonal
         moments, or as a product of thin matrices.
+    factors : tuple of arrays or None
+        V (..., k, in), weights v (..., k) and rest r (...), or None for r = 1, if the operator is
+        kept as :math:`w = r g + (g V^\top) \operatorname{diag}(v)\, V`; None in other forms.
 
     Examples
     --------
@@ -178,6 +181,14 @@ class Preservation:
     def matrix(self) -> Array | None:
         """The matrix M, or None if the operator is kept in another form."""
         return self._form.matrix if isinstance(self._form, forms.Dense) else None
+
+    @property
+    def factors(self) -> tuple[Array, Array, Array | None] | None:
+        """V, the weights and the rest of a product of thin matrices, or None in other forms."""
+        form = self._form
+        if not isinstance(form, forms.Factored):
+            return None
+        return form.vectors, form.weights, form.rest
 
     def apply(self, g: SameArray, *, out: SameArray | None = None) -> SameArray:
         """Return w = g M.

@@ -16,6 +16,7 @@ from gradproj.adapters.torch._preserver.memory import MemoryReport, warn_of_wide
 from gradproj.adapters.torch._preserver.network import Network
 from gradproj.adapters.torch._preserver.options import (
     checked_importance,
+    checked_rank,
     checked_strength,
     shares_by_layer,
 )
@@ -51,7 +52,7 @@ class Observer:
         excluded = as_patterns("exclude", exclude)
         self._network = Network(model, chosen, excluded, hard=self._hard, group=process_group)
         self._layers = self._network.layers
-        self.rank = rank
+        self.rank = checked_rank(rank)
         self._check_rank()
         if rank is None:
             warn_of_wide(self._layers)

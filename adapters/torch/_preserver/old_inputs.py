@@ -38,6 +38,9 @@ class OldInputs:
         self.batched = batched
         self._operators: dict[tuple[Any, ...], Operator] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_operators": {}}  # packed matrices cannot be copied
+
     @property
     def known(self) -> bool:
         """Whether a task has ended whose inputs are preserved."""
@@ -84,8 +87,7 @@ class OldInputs:
             yield basis.vectors
             yield basis.importance
         for operator in self._operators.values():
-            if isinstance(operator, Tensor):
-                yield operator
+            yield from operators.tensors(operator)
 
     def state_dict(self) -> dict[str, Any]:
         """Return tensors and lists of tensors."""

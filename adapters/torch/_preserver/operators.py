@@ -10,11 +10,36 @@ from torch import Tensor
 
 import gradproj as gp
 from gradproj.adapters.torch._preserver.low_rank import moved, restricted
+from gradproj.adapters.torch._preserver.packed import Packed, packs
 
 # The columns of [W b] that change in a step: "weight" and "bias" if the other one is fixed.
 Columns = Literal["all", "weight", "bias"]
-Operator = Tensor | gp.Preservation
 _SLICES = {"all": slice(None), "weight": slice(0, -1), "bias": slice(-1, None)}
+
+
+class Factored:
+    """The operator w = rest · g + (g Vᵀ) U, with U = diag(weights) V.
+
+    Parameters
+    ----------
+    vectors : Tensor (k, in)
+        The rows V.
+    weights : Tensor (k,)
+        One weight per row.
+    rest : float
+        The factor of what is outside of V.
+    """
+
+    def __init__(self, vectors: Tensor, weights: Tensor, rest: float) -> None:
+        self.inner, self.outer = _packed(vectors.T), _packed(weights[:, None] * vectors)
+        self.rest = rest
+
+    def apply(self, g: Tensor) -> Tensor:
+        """Return w."""
+        return product(product(g, self.inner), self.outer).add_(g, alpha=self.rest)
+
+
+Operator = Tensor | Packed | Factored | gp.Preservation
 
 
 def soft(S: Any, columns: Columns, like: Tensor, strength: float) -> Operator:
@@ -22,7 +47,7 @@ def soft(S: Any, columns: Columns, like: Tensor, strength: float) -> Operator:
     S = moved(S, like.device)
     if columns != "all":
         S = restricted(S, _SLICES[columns])
-    return _plain(gp.Preservation.soft(S, strength, dtype=like.dtype))
+    return _fast(gp.Preservation.soft(S, strength, dtype=like.dtype))
 
 
 def hard(
@@ -44,7 +69,7 @@ def hard(
     found = [_restricted(on_device(basis, like.device), columns) for basis in bases]
     prepared = [gp.Preservation.hard(basis, dtype=like.dtype) for basis in found]
     if not batched:
-        return _plain(prepared[0])
+        return _fast(prepared[0])
     eye = torch.eye(found[0].vectors.shape[-1], dtype=like.dtype, device=like.device)
     return torch.stack([operator.apply(eye) for operator in prepared])
 
@@ -60,10 +85,30 @@ def on_device(basis: gp.InputBasis, device: torch.device) -> gp.InputBasis:
     return gp.InputBasis(basis.vectors.to(device), basis.importance.to(device))
 
 
-def _plain(operator: gp.Preservation) -> Operator:
-    """Return the matrix M if there is one, because a product with it skips the core's checks."""
-    matrix: Tensor | None = operator.matrix
-    return operator if matrix is None else matrix
+def tensors(operator: Operator) -> tuple[Tensor, ...]:
+    """Return the tensors that an operator keeps, without views of the vectors of S or a basis."""
+    if isinstance(operator, Tensor):
+        return (operator,)
+    if isinstance(operator, Packed):
+        return (operator.memory,)
+    if isinstance(operator, Factored):
+        inner = operator.inner
+        return (*(tensors(inner) if isinstance(inner, Packed) else ()), *tensors(operator.outer))
+    return ()
+
+
+def _fast(prepared: gp.Preservation) -> Operator:
+    """Return the form whose product is fastest, without the core's checks of each product."""
+    if prepared.matrix is not None:
+        return _packed(prepared.matrix)
+    if prepared.factors is None or prepared.factors[0].ndim > 2:
+        return prepared
+    vectors, weights, rest = prepared.factors
+    return Factored(vectors, weights, 1.0 if rest is None else float(rest))
+
+
+def _packed(matrix: Tensor) -> Tensor | Packed:
+    return Packed(matrix) if packs(matrix) else matrix
 
 
 def _restricted(basis: gp.InputBasis, columns: Columns) -> gp.InputBasis:

@@ -15,6 +15,13 @@ def checked_strength(strength: Any) -> float:
     return float(strength)
 
 
+def checked_rank(rank: Any) -> int | None:
+    """Return the number of directions; raise unless it is an integer >= 1 or None."""
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+        raise ValueError(f"rank={rank!r} is invalid: expected an integer >= 1 or None")
+    return rank
+
+
 def shares_by_layer(share: Any, names: Sequence[str]) -> dict[str, float]:
     """Return one share per layer, from one number or a mapping; raise for other values."""
     given = share if isinstance(share, Mapping) else dict.fromkeys(names, share)

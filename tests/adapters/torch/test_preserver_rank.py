@@ -65,8 +65,12 @@ def test_convolutions_and_small_layers():
     preserver.apply()
     assert all(not torch.equal(p.grad, grads[n]) for n, p in model.named_parameters())
     assert preserver.memory["0"] < ended(model, torch.randn(9, 4, 4, 4)).memory["0"]
-    with pytest.raises(ValueError, match="rank=0"):
-        Preserver(model, rank=0)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 2.0, "4", True])
+def test_rank_must_be_a_positive_integer(rank):
+    with pytest.raises(ValueError, match=rf"rank={rank!r} is invalid: expected an integer >= 1"):
+        Preserver(nn.Linear(20, 2), rank=rank)
 
 
 def test_state(tmp_path):
