@@ -7,9 +7,10 @@ the methods that store some. All steps call zero_grad() and optimizer.step(). "r
 backward pass over all these samples. Preserver keeps the answers of T tasks; its factors are those
 of random inputs. "rank=64" keeps 64 directions per layer.
 
-The targets are below the cost of the products alone. On the MLP, 10 input rows times M of the first
-layer take 0.5 of a plain step. On the ResNet18 the products G M take 2.4 GFLOP, 27 ms at the 88
-GFLOP/s of this library on one core, beside 58 ms for a plain step.
+The targets are close to or below the cost of the products alone. On an AMD EPYC with AVX-512, in
+float32, the best times of single products are: MLP, 61 µs for the first layer's A M, 17 µs for its
+Dᵀ (A M) and 22 µs for the second layer's G M, together 0.5 of a plain step of 210 µs. ResNet18,
+2.4 GFLOP for all G M at 265 GFLOP/s, which is 9 ms or 0.3 of a plain step of 29 ms.
 """
 
 from __future__ import annotations

@@ -311,3 +311,14 @@ def test_wrong_arguments():
         gp.InputMoments(rank=1, diagonal=True)
     with pytest.raises(ValueError, match="cannot be added: use one kind"):
         gp.InputMoments(rank=1) + gp.InputMoments(rank=2)
+
+
+@pytest.mark.parametrize("form", ["soft", "hard"])
+def test_factors_are_those_of_the_update(form):
+    S = observed(inputs(6), rank=3).matrix()
+    factor = gp.Preservation.soft(S, 2.0) if form == "soft" else gp.Preservation.hard(S.vectors)
+    V, weights, rest = factor.factors
+    g = np.random.default_rng(0).standard_normal((4, 9))
+    expected = (1.0 if rest is None else rest) * g + (g @ V.T * weights) @ V
+    assert np.allclose(factor.apply(g), expected, rtol=1e-12)
+    assert gp.Preservation.soft(S.dense(), 2.0).factors is None

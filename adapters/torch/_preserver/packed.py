@@ -48,7 +48,7 @@ def _available() -> bool:
     """Whether torch has these operators for this processor; they have no public name."""
     return (
         torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
