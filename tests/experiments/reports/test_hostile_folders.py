@@ -174,7 +174,7 @@ ODD = (None, "x", [], {"x": "y"}, [["x"]], 1e300)
 
 @pytest.mark.parametrize("name", ["config.json", "result.json", "environment.json"])
 def test_every_key_may_hold_a_value_of_another_kind(name, whole, tmp_path):
-    """What the test above may find only after hundreds of cases."""
+    """The test above may need hundreds of cases to find such a value."""
     folder = tmp_path / "run"
     for key in json.loads((whole / name).read_text()):
         for value in ODD:
