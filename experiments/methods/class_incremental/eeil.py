@@ -65,7 +65,8 @@ class EEIL(IncrementalLearner):
         phases = super().phases(task)
         if task.index == 0:
             return phases
-        return self.options.extended(phases, self.config.batch)
+        options: Options = self.options
+        return options.extended(phases, self.config.batch)
 
     def begin_phase(self, task: Task, phase: Phase) -> None:
         """Before balancing, choose as many samples of the new classes as there are of the old."""

@@ -85,7 +85,8 @@ class GD(ExpertLearner):
         phases = super().phases(task)
         if task.index == 0:
             return phases
-        return self.options.extended(phases, self.config.batch)
+        options: Options = self.options
+        return options.extended(phases, self.config.batch)
 
     def begin_task(self, task: Task) -> None:
         """Choose the outside images while the model is still the previous one."""
