@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradproj.experiments.common.files import write_atomically
@@ -105,7 +106,11 @@ def figure(
 
 def legend_beside(axes: Axes) -> None:
     """Put the legend to the right of the axes, where it does not cover data."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize="small")
+    handles, labels = axes.get_legend_handles_labels()
+    # A long line would leave no room for the axes.
+    folded = ["\n".join(wrap(label, 36, max_lines=3, placeholder=" …")) for label in labels]
+    axes.legend(handles, folded, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0,
+                fontsize="small")  # fmt: skip
 
 
 def plain_log_ticks(axis: Axis) -> None:
@@ -151,7 +156,10 @@ def to_svg(made: Figure, name: str) -> str:
         return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", named)
 
     text = re.sub(r"<[^>]*>", rename, text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
+    # The style of the page limits the width by it: a narrow figure would fill the page otherwise.
+    width = f"{1.4 * made.get_figwidth():.3g}in"
+    about = f'role="img" aria-label="{html.escape(name)}" style="--natural: {width}"'
+    return text.replace("<svg ", f"<svg {about} ", 1)
 
 
 def check_kind(path: Path) -> str:

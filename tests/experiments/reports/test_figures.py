@@ -218,3 +218,23 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, caps
     assert cli.main(arguments) == 2
     assert "--out a.xyz: the suffix .xyz is not a known format" in capsys.readouterr().err
     assert ran == []
+
+
+def test_a_long_label_is_folded_and_leaves_room_for_the_axes():
+    with style.styled():
+        made = style.figure(7.4, 3.0)
+        axes = made.subplots()
+        axes.plot([1, 2], [3, 4], label="ours with a very long list of changed values, " * 5)
+        style.legend_beside(axes)
+        made.canvas.draw()
+    (text,) = axes.get_legend().get_texts()
+    assert len(text.get_text().splitlines()) == 3
+    assert text.get_text().endswith("…")
+    assert axes.get_position().width > 0.5
+
+
+def test_a_narrow_figure_does_not_fill_the_page():
+    with style.embedded():
+        made = style.figure(3.0, 2.0)
+        made.subplots()
+        assert 'style="--natural: 4.2in"' in style.to_svg(made, "name")

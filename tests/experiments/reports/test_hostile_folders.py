@@ -169,7 +169,7 @@ def test_a_malformed_folder_is_shown_or_is_one_line(whole, tmp_path_factory, nam
     shutil.rmtree(folder.parent)
 
 
-ODD = (None, "x", [], {"x": "y"}, [["x"]], 1e300)
+ODD = (None, "x", [], {"x": "y"}, [["x"]], 1e300, "\x1b[2J\nx")
 
 
 @pytest.mark.parametrize("name", ["config.json", "result.json", "environment.json"])
@@ -182,5 +182,7 @@ def test_every_key_may_hold_a_value_of_another_kind(name, whole, tmp_path):
             change(folder, name, lambda values, key=key, value=value: {**values, key: value})
             found = collect([folder])
             assert len(found.runs) + len(found.problems) == 1
-            render(build(found, {}), "Report")
+            # A terminal would obey control characters.
+            assert all(problem.isprintable() for problem in found.problems)
+            assert "\x1b" not in render(build(found, {}), "Report")
             shutil.rmtree(folder)

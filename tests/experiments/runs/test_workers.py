@@ -36,8 +36,13 @@ raise SystemExit(main())
 
 
 def start(arguments, folder, **options):
+    # Like an installed command, a script in another folder than the working directory. With `-P`,
+    # which workers inherit, they would not look there in any case.
+    script = folder / "bin" / "command.py"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(MAIN)
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", MAIN, *arguments],
+        [sys.executable, str(script), *arguments],
         cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, **options,
     )  # fmt: skip
 
