@@ -64,7 +64,7 @@ class Dataset:
                     f"{part}_y has labels from {int(y.min())} to {int(y.max())}; "
                     f"classes={self.classes} needs labels from 0 to {self.classes - 1}"
                 )
-        unseen = set(self.test_y.unique().tolist()) - set(self.train_y.unique().tolist())
+        unseen = set(self.test_y.tolist()) - set(self.train_y.tolist())
         if len(self.train_y) and unseen:
             raise ValueError(
                 f"test_y has images of class {min(unseen)}, but train_y has none; divide the "

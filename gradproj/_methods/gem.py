@@ -68,7 +68,7 @@ class GEM(Method):
         if self.ridge:
             C, length = C + self.ridge * np.eye(T), np.sqrt(length**2 + self.ridge)
         strength = float(self.strength) / (max(T, 1) if self.replay == "mean" else 1)
-        corrected: npt.NDArray[np.bool_] = (h < 0).any(1)
+        corrected: npt.NDArray[np.bool_] = np.any(h < 0, axis=1)
         v = np.zeros(h.shape)
         for layer in np.flatnonzero(corrected):
             # Unit rows make the problem independent of the tasks' scales. A task whose gradient is
