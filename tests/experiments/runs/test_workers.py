@@ -30,8 +30,9 @@ SMALL = ["--set", "stream.tasks=2", "stream.samples=20", "network_options.hidden
 MAIN = """
 import os
 from gradproj.experiments.cli import main
-os.write(1, b"begins\\n")
-raise SystemExit(main())
+if __name__ == "__main__":
+    os.write(1, b"begins\\n")
+    raise SystemExit(main())
 """
 
 
