@@ -109,6 +109,11 @@ EXPECTED = {
             ("soft", "projection", "rank 32", "input_basis", "spread", "inverse"),
         ),
     },
+    "preserve_when": {
+        "Mean accuracy": Expected(
+            ("SGD", "SGD, momentum 0.9", "Adam"), ("fine-tuning", "gradient", "step")
+        ),
+    },
     "runs": {
         "CPU time of training": Expected(
             ("gradients", "ours", "GEM", AVALANCHE), ("ratio", "time"), empty=(AVALANCHE,)
