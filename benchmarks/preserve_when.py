@@ -37,7 +37,12 @@ COLUMNS = ("fine-tuning", "gradient", "step")
 
 
 def accuracy(
-    make: Callable[..., torch.optim.Optimizer], form: str, rate: float, strength: float, seed: int
+    make: Callable[..., torch.optim.Optimizer],
+    form: str,
+    rate: float,
+    strength: float,
+    seed: int,
+    epochs: int,
 ) -> float:
     """Return the mean accuracy on the test images of all tasks after the last one, in percent."""
     torch.manual_seed(seed)
@@ -52,7 +57,7 @@ def accuracy(
         preserver.attach(optimizer)
     for order in orders:
         inputs, labels = x[~test][:, order], y[~test]
-        for _ in range(EPOCHS):
+        for _ in range(epochs):
             for batch in torch.randperm(len(labels)).split(BATCH):
                 optimizer.zero_grad()
                 loss = cross_entropy(model(inputs[batch]), labels[batch])
@@ -75,14 +80,15 @@ def cell(
     rates: Iterable[float],
     tuning: Iterable[int],
     seeds: Iterable[int],
+    epochs: int,
 ) -> str:
     """Return "mean ± deviation (learning rate, strength)" for the best choice on `tuning`."""
     strengths: Iterable[Any] = (0.0,) if form == "fine-tuning" else STRENGTHS
     rate, strength = max(
         product(rates, strengths),
-        key=lambda choice: mean(accuracy(make, form, *choice, seed) for seed in tuning),
+        key=lambda choice: mean(accuracy(make, form, *choice, seed, epochs) for seed in tuning),
     )
-    found = [accuracy(make, form, rate, strength, seed) for seed in seeds]
+    found = [accuracy(make, form, rate, strength, seed, epochs) for seed in seeds]
     spread = f" ± {stdev(found):.1f}" if len(found) > 1 else ""
     return f"{mean(found):.1f}{spread} ({rate:g}, {strength:g})"
 
@@ -90,6 +96,7 @@ def cell(
 def main() -> None:
     options = parser(__doc__).parse_args()
     tuning, seeds = ((100,), (0,)) if options.quick else ((100, 101), (0, 1, 2))
+    epochs = 1 if options.quick else EPOCHS
     table = Table(
         "Mean accuracy on all tasks at the end, in percent (learning rate, strength)",
         COLUMNS,
@@ -98,7 +105,7 @@ def main() -> None:
     for label, (make, rates) in OPTIMIZERS.items():
         if options.quick:
             rates = rates[1:2]
-        table.row(label, *(cell(make, form, rates, tuning, seeds) for form in COLUMNS))
+        table.row(label, *(cell(make, form, rates, tuning, seeds, epochs) for form in COLUMNS))
 
 
 if __name__ == "__main__":
