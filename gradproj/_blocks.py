@@ -49,8 +49,8 @@ def _rows_per_product() -> int:
 def blas_kernels() -> str:
     """Return the processor for which NumPy's OpenBLAS computes, or "" with any other BLAS."""
     try:
-        # NumPy has no public name for it.
-        library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
+        core: Any = np._core  # type: ignore[attr-defined]
+        library = ctypes.CDLL(core._multiarray_umath.__file__)
     except (AttributeError, OSError):
         return ""
     for name in ("scipy_openblas_get_corename64_", "openblas_get_corename"):

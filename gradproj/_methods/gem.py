@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from gradproj._method import Method, Replay, Solution, check_replay, check_strength
 from gradproj._methods.nonnegative import nonnegative_quadratic
@@ -68,7 +67,7 @@ class GEM(Method):
         if self.ridge:
             C, length = C + self.ridge * np.eye(T), np.sqrt(length**2 + self.ridge)
         strength = float(self.strength) / (max(T, 1) if self.replay == "mean" else 1)
-        corrected: npt.NDArray[np.bool_] = np.any(h < 0, axis=1)
+        corrected = np.asarray((h < 0).any(1))
         v = np.zeros(h.shape)
         for layer in np.flatnonzero(corrected):
             # Unit rows make the problem independent of the tasks' scales. A task whose gradient is
