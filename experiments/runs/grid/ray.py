@@ -58,9 +58,10 @@ def run_on_ray(
         with deferred_signals(stop.set):
             while running:
                 if stop.is_set() and not cancelled:
-                    # Raises KeyboardInterrupt in the workers, whose runs then write checkpoints.
+                    # Raises KeyboardInterrupt in the workers, whose runs write checkpoints. The
+                    # waiting tasks come first: a worker that is free would start one of them.
                     cancelled = True
-                    for reference in running:
+                    for reference in reversed(running):
                         ray.cancel(reference)
                 done, _ = ray.wait(list(running), timeout=0.2)
                 _drain(events, progress.hear)

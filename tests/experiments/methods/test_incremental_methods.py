@@ -227,7 +227,7 @@ def test_eeil_noise_has_the_wanted_deviation():
     learner.epoch = 3
     for parameter in learner.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    learner.disturb()
+    learner.adjust_gradients()
     drawn = torch.cat([p.grad.flatten() for p in learner.model.parameters()])
     assert float(drawn.std()) == pytest.approx(0.3 / 4**0.55, rel=0.1)
 
