@@ -120,7 +120,7 @@ def test_gem_agrees_with_an_independent_solver(case):
     assume(not ((sizes > 1e-13 * sizes[0]) & (sizes < 1e-6 * sizes[0])).any())
     # SciPy's solvers do not always find the optimum: then a constraint is violated.
     assume((G @ other / length).min() >= -1e-9 * np.linalg.norm(g))
-    # Both solvers violate constraints by rounding, up to 1e-13 of the terms. What this changes grows
+    # Both solvers violate constraints by rounding, up to 1e-13 of the terms. The effect grows
     # with the multipliers, which are large for nearly opposite gradients, and with the condition.
     terms = float(gp.GEM().solve(gp.measure(g, G)).coefficients @ length)
     condition = 1 / sizes[sizes > 1e-13 * sizes[0]][-1] if sizes[0] else 0.0

@@ -123,12 +123,20 @@ def _outcome(ray: Any, reference: Any, job: Job, *, stopped: bool) -> tuple[Outc
 
 
 def _work(job: Job, events: Any) -> Outcome:
-    def send(event: Event) -> None:
-        # The process of the queue may be lost; the run continues without it.
-        with suppress(Exception):
-            events.put(event)
+    import ray
 
-    return execute(job, send)
+    sent: list[Any] = []
+
+    def send(event: Event) -> None:
+        # `Queue.put` would wait for its actor. Ray gives the core of a task that waits to another
+        # one, so more runs than cores would start, and a cancellation could be lost in the wait.
+        # The process of the queue may be lost; the run continues without it.
+        sent[:] = [events.actor.put_nowait.remote(event)]
+
+    outcome = execute(job, send)
+    with suppress(Exception):
+        ray.wait(sent, timeout=10)  # Events arrive in order: this is the last one.
+    return outcome
 
 
 def _drain(events: Any, show: Callable[[Event], None]) -> None:
