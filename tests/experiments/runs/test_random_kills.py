@@ -82,9 +82,10 @@ def test_results_after_random_kills_equal_those_of_serial_runs(executor, tmp_pat
     assert [(o.kind, o.message) for o in outcomes] == [("finished", "")] * RUNS
     restarts = sum("it continues from its last checkpoint" in e.message for e in killer.events)
     print(f"{executor}: {RUNS} runs, {killer.killed} workers killed, {restarts} runs restarted")
-    # A worker may have sent its result before it was killed, or not have begun its next run.
     assert killer.killed > 0
-    assert restarts > 0
+    # A worker may have sent its result before it was killed, or not have begun its next run. Two
+    # kills may both hit such a moment, ten do not.
+    assert restarts > 0 or KILLS < 10
 
     for job, other in zip(jobs, make_jobs(tmp_path / "serial"), strict=True):
         assert execute(other, lambda _: None).kind == "finished"
