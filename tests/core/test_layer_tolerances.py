@@ -35,7 +35,9 @@ def test_each_layer_is_solved_at_its_own_tolerance(method, order):
     new, old = uneven_layers()
     found = gp.project_layers([new[k] for k in order], [old[k] for k in order], method)
     for k, w in zip(order, found, strict=True):
-        assert np.array_equal(w, gp.project(new[k], old[k], method))
+        # The order of sums may differ in the last bits. A wrong tolerance changes whole digits.
+        alone = gp.project(new[k], old[k], method)
+        assert np.abs(w - alone).max() <= 1e-6 * np.abs(alone).max()
 
 
 def test_a_sum_takes_the_larger_tolerance_and_all_of_the_square():
